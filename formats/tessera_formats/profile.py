@@ -1,0 +1,108 @@
+"""The profile artifact (one Arrow file): times of kernel signatures on device types, links and devices.
+
+Every row says whether its time was measured, looked up in a silicon table, or modelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tessera_formats.artifact import (
+    TableArtifact,
+    TableArtifactSchema,
+    read_table_artifact,
+    write_table_artifact,
+)
+from tessera_formats.document import Field, Record
+from tessera_formats.table import Column, TableSchema
+
+F64, I64, TEXT = pa.float64(), pa.int64(), pa.string()
+SOURCES = ("measured", "silicon", "modelled")
+CONDITIONS = ("alone", "beside")
+CACHES = ("sequence", "warm", "cold")
+"""sequence: as the kernel runs within whole iterations; warm: repeated alone; cold: caches flushed before."""
+
+TIMES = TableSchema(
+    name="times",
+    meaning="one row per kernel signature, part, device type, condition and cache state",
+    columns=(
+        Column(name="signature", type=TEXT, meaning="kernel signature of the trace"),
+        Column(name="part", type=TEXT, meaning="whole, or a share of a split kernel"),
+        Column(name="device_type", type=TEXT, meaning="device type, e.g. a100-80gb"),
+        Column(
+            name="condition",
+            type=TEXT,
+            meaning="alone, or beside the other devices' work",
+            choices=CONDITIONS,
+        ),
+        Column(name="cache", type=TEXT, meaning="cache state before the kernel", choices=CACHES),
+        Column(name="median_us", type=F64, meaning="median time", minimum=0),
+        Column(name="p10_us", type=F64, meaning="10th percentile", minimum=0),
+        Column(name="p90_us", type=F64, meaning="90th percentile", minimum=0),
+        Column(
+            name="low_us", type=F64, meaning="lower end of the 90% interval of the typical time", minimum=0
+        ),
+        Column(name="high_us", type=F64, meaning="upper end of the 90% interval", minimum=0),
+        Column(name="samples", type=I64, meaning="timed runs; 0 where not measured", minimum=0),
+        Column(name="flops", type=I64, meaning="floating-point operations", minimum=0),
+        Column(name="bytes", type=I64, meaning="bytes moved at least", minimum=0),
+        Column(name="source", type=TEXT, meaning="where the time comes from", choices=SOURCES),
+        Column(name="detail", type=TEXT, meaning="table and version, or what bounds the modelled time"),
+    ),
+    key=("signature", "part", "device_type", "condition", "cache"),
+)
+_LINK = Record(
+    (
+        Field(name="source", type="string", meaning="sending device type"),
+        Field(name="destination", type="string", meaning="receiving device type"),
+        Field(name="latency_us", type="number", meaning="time of an empty transfer", minimum=0),
+        Field(name="gbit_per_s", type="number", meaning="rate of large transfers", minimum=0),
+        Field(name="send_us", type="number", meaning="time the sender is busy beside the copy", minimum=0),
+        Field(
+            name="receive_us", type="number", meaning="time the receiver is busy beside the copy", minimum=0
+        ),
+        Field(name="occupies_sender", type="boolean", meaning="the sender computes nothing while it copies"),
+        Field(name="samples", type="integer", meaning="timed transfers", minimum=0),
+        Field(name="residual", type="number", meaning="median relative error of the fit", minimum=0),
+        Field(name="origin", type="string", meaning="where it comes from", choices=SOURCES),
+        Field(name="transport", type="string", meaning="e.g. shared-memory"),
+    )
+)
+_DEVICE = Record(
+    (
+        Field(name="device_type", type="string", meaning="device type"),
+        Field(name="hardware", type="string", meaning="what it was measured on, or the catalogue's name"),
+        Field(name="threads", type="integer", meaning="CPU threads used; 0: not a CPU", minimum=0),
+        Field(
+            name="overhead_us",
+            type="number",
+            meaning="fixed time a segment costs beside its kernels",
+            minimum=0,
+        ),
+        Field(name="date", type="string", meaning="day of measurement or of the catalogue"),
+        Field(name="source", type="string", meaning="measured or modelled", choices=SOURCES),
+    )
+)
+HEADER = Record(
+    (
+        Field(name="program_digest", type="string", meaning="digest of the trace's programs"),
+        Field(name="links", type="records", meaning="measured or modelled links", inner=_LINK),
+        Field(name="devices", type="records", meaning="device types of the rows", inner=_DEVICE),
+    )
+)
+PROFILE_VERSIONS = {1: TableArtifactSchema(kind="profile", version=1, header=HEADER, table=TIMES)}
+PROFILE = PROFILE_VERSIONS[1]
+
+
+def read_profile(path: Path | str) -> TableArtifact:
+    """Open a profile (``-``: standard input)."""
+    return read_table_artifact(path, PROFILE_VERSIONS)
+
+
+def write_profile(path: Path | str, header: Mapping[str, Any], table: pa.Table) -> None:
+    """Write a profile (``-``: standard output)."""
+    write_table_artifact(path, PROFILE, header, table)
