@@ -65,6 +65,17 @@ EDGES = TableSchema(
     ),
     key=("target", "program", "source", "destination", "buffer", "hazard"),
 )
+CHAINS = TableSchema(
+    name="chains",
+    meaning="one row per kernel of a group that must share a device, for a buffer that they fill inexactly",
+    columns=(
+        Column(name="target", type=TEXT, meaning="ops or a captured target"),
+        Column(name="program", type=I32, meaning="program", minimum=0),
+        Column(name="chain", type=I32, meaning="id of the group within its program", minimum=0),
+        Column(name="kernel", type=I32, meaning="member", minimum=0),
+    ),
+    key=("target", "program", "kernel"),
+)
 COVERAGE = TableSchema(
     name="coverage",
     meaning="one row per (target, evidence, precision): how much rests on what",
@@ -86,7 +97,9 @@ INFO = Record(
         Field(name="unknown_opcodes", type="strings", meaning="opcodes treated conservatively"),
     )
 )
-DEPS_VERSIONS = {1: BundleSchema(kind="deps", version=1, info=INFO, tables=(ACCESSES, EDGES, COVERAGE))}
+DEPS_VERSIONS = {
+    1: BundleSchema(kind="deps", version=1, info=INFO, tables=(ACCESSES, EDGES, CHAINS, COVERAGE))
+}
 DEPS = DEPS_VERSIONS[1]
 
 

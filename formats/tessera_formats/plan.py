@@ -161,6 +161,30 @@ _PREDICTION = Record(
         Field(name="intervals", type="records", meaning="per route and program", inner=_INTERVAL),
     )
 )
+_LINK = Record(
+    (
+        Field(name="source", type="string", meaning="sending device"),
+        Field(name="destination", type="string", meaning="receiving device"),
+        Field(name="latency_us", type="number", meaning="time of an empty transfer", minimum=0),
+        Field(name="gbit_per_s", type="number", meaning="rate of large transfers", minimum=0),
+        Field(name="send_us", type="number", meaning="time the sender is busy beside the copy", minimum=0),
+        Field(
+            name="receive_us", type="number", meaning="time the receiver is busy beside the copy", minimum=0
+        ),
+        Field(name="occupies_sender", type="boolean", meaning="the sender computes nothing while it copies"),
+    )
+)
+_OVERHEAD = Record(
+    (
+        Field(name="device", type="string", meaning="device"),
+        Field(
+            name="overhead_us",
+            type="number",
+            meaning="fixed time a segment costs beside its kernels",
+            minimum=0,
+        ),
+    )
+)
 _COMPARED = Record(
     (
         Field(name="strategy", type="string", meaning="strategy", choices=STRATEGIES),
@@ -211,6 +235,20 @@ PLAN_VERSIONS = {
                 Field(name="home", type="records", meaning="homes of state", inner=_HOME),
                 Field(name="assignment", type="records", meaning="kernel to device", inner=_ASSIGNMENT),
                 Field(name="transfer", type="records", meaning="what crosses", inner=_TRANSFER),
+                Field(
+                    name="link",
+                    type="records",
+                    meaning="links used in planning; absent: a transfer's time is all of its link",
+                    required=False,
+                    inner=_LINK,
+                ),
+                Field(
+                    name="overhead",
+                    type="records",
+                    meaning="segment overheads used in planning; absent: none",
+                    required=False,
+                    inner=_OVERHEAD,
+                ),
             )
         ),
     )

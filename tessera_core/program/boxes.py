@@ -8,6 +8,7 @@ exactly where that is cheap and otherwise on the safe side: ``may_overlap`` neve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -115,12 +116,111 @@ def tensor_box(item_bytes: int, shape: Sequence[int], stride: Sequence[int], off
     return Box.of(offset * item_bytes, dims, item_bytes)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ByteSet:
+    """An exact set of bytes: disjoint, ascending half-open intervals that do not touch, as int64 arrays.
+
+    What boxes can't express (a box without some of its rows) stays exact here; :meth:`of` refuses sets with
+    more than ``EXACT_ROWS_LIMIT`` rows, for which callers must stay on their safe side.
+    """
+
+    lows: npt.NDArray[np.int64]
+    highs: npt.NDArray[np.int64]
+
+    @staticmethod
+    def of(boxes: Sequence[Box]) -> ByteSet | None:
+        """The union of boxes; None where it has too many rows to be laid out."""
+        if sum(box.rows for box in boxes) > EXACT_ROWS_LIMIT:
+            return None
+        if not boxes:
+            return EMPTY
+        if len(boxes) == 1 and not boxes[0].dims:
+            return ByteSet(np.array([boxes[0].low]), np.array([boxes[0].high]))
+        starts = [box.row_starts() for box in boxes]
+        lows = np.concatenate(starts)
+        highs = np.concatenate([rows + box.run for rows, box in zip(starts, boxes, strict=True)])
+        order = np.argsort(lows, kind="stable")
+        lows, reach = lows[order], np.maximum.accumulate(highs[order])
+        first = np.concatenate([[True], lows[1:] > reach[:-1]])
+        last = np.concatenate([first[1:], [True]])
+        return ByteSet(lows[first], reach[last])
+
+    def __bool__(self) -> bool:
+        return bool(self.lows.size)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ByteSet):
+            return NotImplemented
+        return np.array_equal(self.lows, other.lows) and np.array_equal(self.highs, other.highs)
+
+    __hash__ = None  # type: ignore[assignment]  # arrays are compared, never looked up
+
+    @property
+    def bytes(self) -> int:
+        """Number of bytes."""
+        return int((self.highs - self.lows).sum())
+
+    def __and__(self, other: ByteSet) -> ByteSet:
+        # Interval i of self meets the intervals first[i]..last[i]-1 of other, and only these.
+        first = np.searchsorted(other.highs, self.lows, side="right")
+        last = np.searchsorted(other.lows, self.highs, side="left")
+        counts = np.maximum(last - first, 0)
+        mine = np.repeat(np.arange(len(self.lows)), counts)
+        step = np.arange(len(mine)) - np.repeat(np.cumsum(counts) - counts, counts)
+        theirs = np.repeat(first, counts) + step
+        return ByteSet(
+            np.maximum(self.lows[mine], other.lows[theirs]), np.minimum(self.highs[mine], other.highs[theirs])
+        )
+
+    def __sub__(self, other: ByteSet) -> ByteSet:
+        ends = np.iinfo(np.int64)
+        gaps = ByteSet(
+            np.concatenate([[ends.min], other.highs]).astype(np.int64),
+            np.concatenate([other.lows, [ends.max]]).astype(np.int64),
+        )
+        return self & gaps
+
+    def to_boxes(self, limit: int) -> tuple[Box, ...] | None:
+        """The same bytes as at most ``limit`` boxes, equally spaced equal rows folded; None if they don't fit."""
+        rows = zip(self.lows.tolist(), self.highs.tolist(), strict=True)
+        boxes = [Box.interval(low, high - low) for low, high in rows]
+        before = len(boxes) + 1
+        while 1 < len(boxes) < before:
+            before = len(boxes)
+            boxes = _fold(boxes)
+        return tuple(boxes) if len(boxes) <= limit else None
+
+
+EMPTY = ByteSet(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+
+def _fold(boxes: Sequence[Box]) -> list[Box]:
+    """Runs of equally spaced boxes of one shape as one box each, greedily from the left."""
+    folded: list[Box] = []
+    index = 0
+    while index < len(boxes):
+        box = boxes[index]
+        end = index + 1
+        step = boxes[end].start - box.start if end < len(boxes) else 0
+        while (
+            end < len(boxes)
+            and (boxes[end].dims, boxes[end].run) == (box.dims, box.run)
+            and boxes[end].start - boxes[end - 1].start == step
+        ):
+            end += 1
+        folded.append(Box.of(box.start, ((end - index, step), *box.dims), box.run))
+        index = end
+    return folded
+
+
 def may_overlap(first: Box, second: Box) -> bool:
     """Whether two boxes share a byte; may say yes where they do not, never no where they do."""
     if first.high <= second.low or second.high <= first.low:
         return False
     if not first.dims and not second.dims:
         return True
+    if _apart(first, second):
+        return False
     if first.rows > second.rows:
         first, second = second, first
     if second.rows > EXACT_ROWS_LIMIT:
@@ -133,40 +233,43 @@ def may_overlap(first: Box, second: Box) -> bool:
     return bool(np.any(right > left))
 
 
+def _apart(first: Box, second: Box) -> bool:
+    """Whether the boxes lie in different columns of a common grid, such as the halves of every head.
+
+    Where g divides every stride, all runs of a box start at one residue modulo g, so that runs whose residues
+    don't meet never do; this needs no rows.
+    """
+    grid = math.gcd(*(stride for box in (first, second) for _, stride in box.dims))
+    if first.run + second.run > grid:
+        return False
+    ahead = (second.start - first.start) % grid
+    return first.run <= ahead <= grid - second.run
+
+
 def covers(outer: Sequence[Box], inner: Box) -> bool:
     """Whether every byte of ``inner`` lies in the union of ``outer``; false where that is not shown."""
-    if any(box == inner or (not box.dims and box.low <= inner.low and inner.high <= box.high) for box in outer):
+    if any(_contains(box, inner) for box in outer):
         return True
-    if inner.rows > EXACT_ROWS_LIMIT or sum(box.rows for box in outer) > EXACT_ROWS_LIMIT:
+    if inner.rows > EXACT_ROWS_LIMIT:
         return False
-    merged = merge_intervals(pair for box in outer for pair in box.intervals())
-    if not merged:
+    union = ByteSet.of(outer)
+    if not union:  # none, or too many rows to say
         return False
-    lows = np.array([low for low, _ in merged], dtype=np.int64)
-    highs = np.array([high for _, high in merged], dtype=np.int64)
     starts = inner.row_starts()
-    index = np.searchsorted(lows, starts, side="right") - 1
-    return bool(np.all(index >= 0) and np.all(highs[index] >= starts + inner.run))
+    index = np.searchsorted(union.lows, starts, side="right") - 1
+    return bool(np.all(index >= 0) and np.all(union.highs[index] >= starts + inner.run))
 
 
-def merge_intervals(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Union of half-open intervals as disjoint ascending ones; touching intervals are joined."""
-    merged: list[tuple[int, int]] = []
-    for low, high in sorted(intervals):
-        if merged and low <= merged[-1][1]:
-            if high > merged[-1][1]:
-                merged[-1] = (merged[-1][0], high)
-        else:
-            merged.append((low, high))
-    return merged
+def _contains(outer: Box, inner: Box) -> bool:
+    """Whether one box holds another by their shapes alone: an interval, or wider runs on the same grid."""
+    if outer.low > inner.low or inner.high > outer.high:
+        return False
+    return not outer.dims or (outer.dims == inner.dims and inner.start + inner.run <= outer.start + outer.run)
 
 
 def union_bytes(boxes: Sequence[Box], limit: int) -> int:
     """Bytes in the union of boxes within a buffer of ``limit`` bytes; exact while the rows stay few."""
-    if not boxes:
-        return 0
-    if len(boxes) == 1:
-        return min(boxes[0].bytes, limit)
-    if sum(box.rows for box in boxes) > EXACT_ROWS_LIMIT:
-        return min(sum(box.bytes for box in boxes), limit)
-    return sum(high - low for low, high in merge_intervals(p for box in boxes for p in box.intervals()))
+    if len(boxes) == 1 and not boxes[0].dims:
+        return min(boxes[0].run, limit)
+    union = ByteSet.of(boxes)
+    return min(sum(box.bytes for box in boxes) if union is None else union.bytes, limit)

@@ -1,0 +1,215 @@
+"""The ptx-deps stage: which kernel needs which bytes of which other, per target, and what that rests on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tessera_core.deps.accesses import fold_ops, without_internal
+from tessera_core.deps.graph import LOOSEST_FIRST, WEAKEST_FIRST, Access, Edge, Precision
+from tessera_core.deps.hazards import Hazards, find_hazards, precision_counts
+from tessera_core.deps.ptx_evidence import TargetEvidence, target_evidence
+from tessera_core.program.ir import Evidence, Program, Trace
+from tessera_core.program.store import boxes_to_rows, trace_from_bundle
+from tessera_core.report.facts import Facts, FactTable
+from tessera_formats.deps import DEPS, OPS_TARGET, write_deps
+from tessera_formats.errors import InputError
+from tessera_formats.trace import read_trace
+
+FALLBACKS_SHOWN = 12
+"""Reasons listed in the summary; all are in the artifact, one per access."""
+
+
+@dataclass(frozen=True, slots=True)
+class DepsStage:
+    """Dependencies by schema and declaration (always) and by the PTX of ``targets`` (None: all captured ones)."""
+
+    targets: tuple[str, ...] | None = None
+
+    def run(self, trace: Path, output: Path, progress: Callable[[str], None] = lambda _: None) -> Facts:
+        """Analyse ``trace`` and write the deps artifact to ``output``.
+
+        Raises InputError for a target that the trace lacks, PtxSyntaxError for a module that is not PTX and
+        ModelError where a declaration and the PTX contradict each other; nothing is written then.
+        """
+        bundle = read_trace(trace)
+        program_trace = trace_from_bundle(bundle)
+        captured = bundle.targets()
+        chosen = captured if self.targets is None else tuple(dict.fromkeys(self.targets))
+        for name in chosen:
+            if name != OPS_TARGET and name not in captured:
+                raise InputError(
+                    f"{trace}: has no target {name} (it has {', '.join((OPS_TARGET, *captured))});"
+                    f" add it with tessera trace --ptx-target {name}"
+                )
+        results = [analyse_target(program_trace, None)]
+        for name in sorted(set(chosen) - {OPS_TARGET}):
+            progress(f"analysing the PTX of {name}")
+            results.append(analyse_target(program_trace, target_evidence(program_trace, bundle, name)))
+        info = {
+            "program_digest": program_trace.digest,
+            "targets": [result.target for result in results],
+            "modules": sorted({module for result in results for module in result.modules}),
+            "unknown_opcodes": sorted({opcode for result in results for opcode in result.unknown_opcodes}),
+        }
+        write_deps(output, info, deps_tables(results))
+        return _facts(output, program_trace, info, results)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetResult:
+    """A target's findings. ``own``: the accesses that rest on this target alone, by kernel.
+
+    ``hazards`` by program and ``coverage``, (evidence, precision) -> (accesses, kernels, edges), rest on these and,
+    for kernels that the target says nothing about, on the schemas and declarations.
+    """
+
+    target: str
+    own: tuple[Access, ...]
+    hazards: Mapping[int, Hazards]
+    coverage: Mapping[tuple[Evidence, Precision], tuple[int, int, int]]
+    modules: tuple[str, ...] = ()
+    unknown_opcodes: tuple[str, ...] = ()
+    fallbacks: tuple[tuple[int, str], ...] = ()
+
+
+def analyse_target(trace: Trace, evidence: TargetEvidence | None) -> TargetResult:
+    """Accesses and hazards of all programs: by schema and declaration, or with a target's evidence in their place."""
+    own: list[Access] = []
+    hazards: dict[int, Hazards] = {}
+    counts: dict[tuple[Evidence, Precision], list[int]] = defaultdict(lambda: [0, 0, 0])
+    fallbacks: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    sizes = [buffer.bytes for buffer in trace.buffers]
+    homed = frozenset(buffer.id for buffer in trace.buffers if buffer.kind == "state")
+    for program in trace.programs:
+        used = _used(trace, program, evidence)
+        target = OPS_TARGET if evidence is None else evidence.target
+        own.extend(access for access in used if access.target == target)
+        found = find_hazards(used, sizes, homed)
+        hazards[program.id] = found
+        kernels: dict[tuple[Evidence, Precision], set[int]] = defaultdict(set)
+        for access in used:
+            if access.valid_for == "shapes":
+                key = (access.evidence, access.precision)
+                counts[key][0] += 1
+                kernels[key].add(access.kernel)
+                if access.precision == "fallback" and access.target == OPS_TARGET and evidence is None:
+                    fallbacks[access.detail].add((program.id, access.kernel))
+        for key, members in kernels.items():
+            counts[key][1] += len(members)
+        for key, number in precision_counts(found).items():
+            counts[key][2] += number
+    counted = sorted(
+        ((len(found), reason) for reason, found in fallbacks.items()), key=lambda f: (-f[0], f[1])
+    )
+    return TargetResult(
+        target=OPS_TARGET if evidence is None else evidence.target,
+        own=tuple(own),
+        hazards=hazards,
+        coverage={key: (a, k, e) for key, (a, k, e) in counts.items()},
+        modules=() if evidence is None else evidence.modules,
+        unknown_opcodes=() if evidence is None else evidence.unknown_opcodes,
+        fallbacks=tuple(counted) if evidence is None else evidence.fallbacks,
+    )
+
+
+def deps_tables(results: Sequence[TargetResult]) -> dict[str, Any]:
+    """The deps artifact's tables, in a fixed order of rows."""
+    rows: dict[str, list[dict[str, Any]]] = {schema.name: [] for schema in DEPS.tables}
+    for result in results:
+        rows["accesses"].extend(_access_row(access) for access in result.own)
+        for program, found in sorted(result.hazards.items()):
+            rows["edges"].extend({"target": result.target, **_edge_row(edge)} for edge in found.edges)
+            for number, chain in enumerate(found.chains):
+                rows["chains"].extend(
+                    {"target": result.target, "program": program, "chain": number, "kernel": kernel}
+                    for kernel in chain
+                )
+        rows["coverage"].extend(
+            dict(zip(_COVERAGE, (result.target, *key, *numbers), strict=True))
+            for key, numbers in sorted(result.coverage.items(), key=_strongest_first)
+        )
+    return {schema.name: schema.build(rows[schema.name]) for schema in DEPS.tables}
+
+
+_COVERAGE = ("target", "evidence", "precision", "accesses", "kernels", "edges")
+
+
+def _used(trace: Trace, program: Program, evidence: TargetEvidence | None) -> list[Access]:
+    by_ops = fold_ops(trace, program)
+    if evidence is not None:
+        replaced = evidence.kernels.get(program.id, frozenset())
+        by_ops = [access for access in by_ops if access.kernel not in replaced]
+        by_ops.extend(evidence.accesses.get(program.id, ()))
+    return without_internal(trace, program, by_ops)
+
+
+def _access_row(access: Access) -> dict[str, Any]:
+    return {name: getattr(access, name) for name in _ACCESS_FIELDS} | {"boxes": boxes_to_rows(access.boxes)}
+
+
+def _edge_row(edge: Edge) -> dict[str, Any]:
+    return {name: getattr(edge, name) for name in _EDGE_FIELDS} | {"boxes": boxes_to_rows(edge.boxes)}
+
+
+_ACCESS_FIELDS = tuple(column.name for column in DEPS.tables[0].columns)
+_EDGE_FIELDS = tuple(column.name for column in DEPS.tables[1].columns if column.name != "target")
+
+
+def _strongest_first(entry: tuple[tuple[Evidence, Precision], object]) -> tuple[int, int]:
+    evidence, precision = entry[0]
+    return -WEAKEST_FIRST.index(evidence), -LOOSEST_FIRST.index(precision)
+
+
+def _facts(output: Path, trace: Trace, info: Mapping[str, Any], results: Sequence[TargetResult]) -> Facts:
+    coverage = tuple(
+        (result.target, *key, *numbers)
+        for result in results
+        for key, numbers in sorted(result.coverage.items(), key=_strongest_first)
+    )
+    hazards = []
+    for result in results:
+        edges = [edge for found in result.hazards.values() for edge in found.edges]
+        raw = [edge for edge in edges if edge.hazard == "RAW"]
+        proven = {(a.program, a.kernel, a.buffer) for a in result.own if a.evidence == "ptx"}
+        hazards.append(
+            (
+                result.target,
+                len(raw),
+                sum(edge.must for edge in raw),
+                sum(
+                    (e.program, e.source, e.buffer) in proven
+                    or (e.program, e.destination, e.buffer) in proven
+                    for e in raw
+                ),
+                sum(edge.hazard == "WAR" for edge in edges),
+                sum(edge.hazard == "WAW" for edge in edges),
+                sum(len(found.chains) for found in result.hazards.values()),
+            )
+        )
+    fallbacks = [(result.target, count, reason) for result in results for count, reason in result.fallbacks]
+    tables = [
+        FactTable("coverage", _COVERAGE, coverage),
+        FactTable(
+            "dependencies",
+            ("target", "RAW", "RAW shipped alone", "RAW with an end from PTX", "WAR", "WAW", "chains"),
+            tuple(hazards),
+        ),
+    ]
+    if fallbacks:
+        shown = tuple(fallbacks[:FALLBACKS_SHOWN])
+        tables.append(FactTable("not exact", ("target", "kernels", "reason"), shown))
+    values = {
+        "deps": str(output),
+        "program_digest": info["program_digest"],
+        "targets": list(info["targets"]),
+        "programs": len(trace.programs),
+        "kernels": sum(len(program.kernels) for program in trace.programs),
+        "modules": len(info["modules"]),
+        "unknown_opcodes": list(info["unknown_opcodes"]),
+        "reasons_not_exact": len(fallbacks),
+    }
+    return Facts("dependencies between kernels", values, tuple(tables))
