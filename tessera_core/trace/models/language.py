@@ -1,0 +1,137 @@
+"""What the catalogue's language models share: state families, inputs, guards, and greedy choice.
+
+A prefill iteration reads a whole prompt of ``context`` tokens into a fresh cache of that capacity; a decode
+iteration reads one token per request and appends to a cache of capacity ``context``. All requests of a batch
+stand at the same position, which is a counter in the state, so that an iteration never asks the host.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from tessera_core.program.ir import Guard, State
+from tessera_core.trace.models.shapes import Shape
+from tessera_core.trace.request import ProgramRequest
+from tessera_formats.errors import InputError
+
+POSITION = "position"
+"""State family: tokens that the cache holds, int64 of shape (1,)."""
+
+
+class LanguageModel(ABC):
+    """A :class:`~tessera_core.trace.model.TraceableModel` with a KV cache; subclasses compute the logits."""
+
+    module: torch.nn.Module
+    recipes: Mapping[str, dict[str, Any]] | None
+    feeds: Mapping[str, str]
+
+    def __init__(self, shape: Shape, *, dtype: torch.dtype) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.feeds = {"next_token": "tokens"}
+        zeros = {"kind": "zeros"}
+        self.states: tuple[State, ...] = (
+            State(name=POSITION, batch_axis=None, sequence_axis=None, init=zeros),
+            *(
+                State(name=name, batch_axis=0, sequence_axis=2, init=zeros)
+                for layer in range(shape.layers)
+                for name in cache_names(layer)
+            ),
+        )
+
+    def make_state(self, request: ProgramRequest) -> dict[str, torch.Tensor]:
+        """Empty caches, (batch, key heads, context, head width) each, and position zero."""
+        size = (request.batch, self.shape.key_heads, request.context, self.shape.head_width)
+        state = {POSITION: torch.zeros(1, dtype=torch.int64)}
+        for layer in range(self.shape.layers):
+            for name in cache_names(layer):
+                state[name] = torch.zeros(size, dtype=self.dtype)
+        return state
+
+    def make_inputs(self, request: ProgramRequest) -> dict[str, torch.Tensor]:
+        """``tokens``: int64, (batch, context) for prefill and (batch, 1) for decode."""
+        count = request.context if _is_prefill(request) else 1
+        tokens = torch.arange(request.batch * count, dtype=torch.int64) % self.shape.vocabulary
+        return {"tokens": tokens.reshape(request.batch, count)}
+
+    def guards(self, request: ProgramRequest) -> tuple[Guard, ...]:
+        """The prompt's exact length for prefill, the cache's capacity for decode."""
+        guard: Callable[..., Guard] = partial(Guard, index=None, value=request.context)
+        if _is_prefill(request):
+            reason = "the prompt's length is fixed"
+            return (guard(subject="prompt_tokens", comparison="eq", reason=reason),)
+        reason = "the KV cache holds no more tokens"
+        return (guard(subject="total_tokens", comparison="le", reason=reason),)
+
+    def step(
+        self, request: ProgramRequest, inputs: dict[str, torch.Tensor], state: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """One iteration; returns ``logits`` (batch, vocabulary) and ``next_token`` int64 (batch, 1)."""
+        prefill = _is_prefill(request)
+        logits = self.logits(inputs["tokens"], state, prefill)
+        if prefill:
+            state[POSITION].fill_(request.context)
+        else:
+            state[POSITION].add_(1)
+        return {"logits": logits, "next_token": logits.argmax(dim=-1, keepdim=True)}
+
+    @abstractmethod
+    def logits(self, tokens: torch.Tensor, state: Mapping[str, torch.Tensor], prefill: bool) -> torch.Tensor:
+        """Logits of the last token, (batch, vocabulary); writes keys and values into the state."""
+
+
+def cache_names(layer: int) -> tuple[str, str]:
+    """State families of a layer's keys and values."""
+    return f"layers.{layer}.key", f"layers.{layer}.value"
+
+
+def append(
+    state: Mapping[str, torch.Tensor], layer: int, key: torch.Tensor, value: torch.Tensor, prefill: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Store new keys and values, (batch, key heads, tokens, head width); returns those to attend to."""
+    keys, values = (state[name] for name in cache_names(layer))
+    if prefill:
+        # The prompt fills a cache of its own length, and attention need not wait for the copy.
+        keys.copy_(key)
+        values.copy_(value)
+        return key, value
+    keys.index_copy_(2, state[POSITION], key)
+    values.index_copy_(2, state[POSITION], value)
+    return keys, values
+
+
+def decode_mask(state: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """Additive mask over the cache's rows, (1, 1, 1, context): 0 up to the current position, -inf after it."""
+    keys = state[cache_names(0)[0]]
+    rows = torch.arange(keys.shape[2], dtype=torch.int64)
+    mask = torch.zeros(keys.shape[2], dtype=dtype).masked_fill_(rows > state[POSITION], float("-inf"))
+    return mask.view(1, 1, 1, -1)
+
+
+def attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """Grouped-query attention, (batch, heads, tokens, head width); causal where there is no mask.
+
+    The query heads that share a key head are laid out as its query rows in decode, so that no back end has
+    to repeat keys and values in memory.
+    """
+    if mask is None:
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=True
+        )
+    batch, heads, _, width = query.shape
+    rows = query.reshape(batch, key.shape[1], heads // key.shape[1], width)
+    mixed = torch.nn.functional.scaled_dot_product_attention(rows, key, value, attn_mask=mask)
+    return mixed.reshape(batch, heads, 1, width)
+
+
+def _is_prefill(request: ProgramRequest) -> bool:
+    if request.phase not in ("prefill", "decode"):
+        raise InputError(f"program {request.name}: a language model has phases prefill and decode")
+    return request.phase == "prefill"

@@ -1,0 +1,146 @@
+"""Kernels of a user's own file: imported only when trusted, and only while the source is the traced one."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tessera_core.program.generate import new_memory, shared_buffers
+from tessera_core.program.ir import Trace
+from tessera_core.program.replay import ProgramRunner
+from tessera_core.program.weights import materialise_weights
+from tessera_formats.errors import ArtifactError, TrustError
+
+pytest.importorskip("triton")
+
+SOURCE = """
+import torch
+import triton
+import triton.language as tl
+from tessera_core.trace.declare import triton_cpu
+
+@triton.jit
+def scale_kernel(source, result, factor, elements, BLOCK: tl.constexpr):
+    lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(source + lanes, mask=lanes < elements)
+    tl.store(result + lanes, values * factor, mask=lanes < elements)
+
+def scale_cpu(source, result, factor, elements, BLOCK):
+    torch.mul(source, factor, out=result)
+
+{declaration}
+
+class Model:
+    def __init__(self):
+        self.module = torch.nn.Linear(4, 4)
+        self.recipes, self.states, self.feeds = None, (), {{}}
+
+    def make_state(self, request):
+        return {{}}
+
+    def make_inputs(self, request):
+        return {{"x": torch.ones(request.batch, 4)}}
+
+    def step(self, request, inputs, state):
+        hidden = self.module(inputs["x"])
+        result = torch.empty_like(hidden)
+        scale_kernel[(1,)](hidden, result, 3.0, hidden.numel(), BLOCK=16)
+        return {{"y": result}}
+
+    def guards(self, request):
+        return ()
+
+def factory(*, dtype, seed):
+    torch.manual_seed(seed)
+    return Model()
+"""
+DECLARED = 'triton_cpu(scale_kernel, scale_cpu, reads=("source",), writes=("result",), must=("result",))'
+
+
+def trace_file(path: Path, declaration: str) -> Trace:
+    from tessera_core.trace.build import trace_model
+    from tessera_core.trace.factory import build
+    from tessera_core.trace.request import ProgramRequest
+
+    path.write_text(SOURCE.format(declaration=declaration))
+    try:
+        built = build(f"{path}:factory", None, 5, None)
+        requests = (ProgramRequest("step", 2, 0),)
+        return trace_model(built, requests, seed=5, fake_mode=None, versions={}).trace
+    finally:
+        sys.modules.pop(path.stem, None)  # replay starts as another process would
+
+
+def replay(trace: Trace, trusted: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output, and the output as the formula has it."""
+    program = trace.programs[0]
+    runner = ProgramRunner(trace, program, trusted)
+    weights = materialise_weights(trace, shared_buffers(trace, program), trusted=trusted)
+    x = torch.randn(2, 4)
+    memory = new_memory(trace, program, weights, {"x": x})
+    runner(memory)
+    views = {w.name: memory.view(w.tensor) for w in trace.weights}
+    expected = torch.nn.functional.linear(x, views["weight"], views["bias"]) * 3.0
+    return memory.view(program.bindings("output")["y"].tensor), expected
+
+
+def test_a_trusted_kernel_runs_by_its_declaration(tmp_path: Path) -> None:
+    found, expected = replay(trace_file(tmp_path / "declared_model.py", DECLARED), trusted=True)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.slow
+def test_an_undeclared_kernel_runs_in_the_interpreter(tmp_path: Path) -> None:
+    found, expected = replay(trace_file(tmp_path / "undeclared_model.py", ""), trusted=True)
+    assert torch.allclose(found, expected)
+
+
+def test_nothing_is_imported_without_trust(tmp_path: Path, one_line: Any) -> None:
+    path = tmp_path / "distrusted_model.py"
+    trace = trace_file(path, DECLARED)
+    with pytest.raises(TrustError) as caught:
+        replay(trace, trusted=False)
+    assert "--trust-model" in one_line(caught)
+    assert path.stem not in sys.modules
+
+
+def test_a_changed_source_is_refused(tmp_path: Path, one_line: Any) -> None:
+    path = tmp_path / "changed_model.py"
+    trace = trace_file(path, DECLARED)
+    path.write_text(path.read_text() + "\n# one more line\n")
+    with pytest.raises(TrustError) as caught:
+        replay(trace, trusted=True)
+    assert "changed" in one_line(caught)
+    path.unlink()
+    with pytest.raises(TrustError):
+        replay(trace, trusted=True)
+
+
+def test_a_kernel_of_another_source_is_refused(tmp_path: Path, one_line: Any) -> None:
+    trace = trace_file(tmp_path / "other_model.py", DECLARED)
+    program = trace.programs[0]
+    ops = tuple(
+        replace(op, arguments={**op.arguments, "source_hash": "0" * 64})
+        if op.target.startswith("triton")
+        else op
+        for op in program.ops
+    )
+    forged = replace(trace, programs=(replace(program, ops=ops),))
+    with pytest.raises(TrustError) as caught:
+        replay(forged, trusted=True)
+    assert "source has changed" in one_line(caught)
+
+
+@pytest.mark.parametrize(
+    "target", ["triton.declared_model:factory", "triton.os:system", "triton.declared_model:missing"]
+)
+def test_only_kernels_of_that_file_are_called(tmp_path: Path, one_line: Any, target: str) -> None:
+    trace = trace_file(tmp_path / "declared_model.py", DECLARED)
+    program = trace.programs[0]
+    ops = tuple(replace(op, target=target) if op.target.startswith("triton") else op for op in program.ops)
+    with pytest.raises(ArtifactError) as caught:
+        replay(replace(trace, programs=(replace(program, ops=ops),)), trusted=True)
+    assert target in one_line(caught)
