@@ -1,0 +1,250 @@
+"""Tracing a model: its programs one after the other into one trace that shares weights and constants."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tessera_core.program.ir import Guard, IoBinding, Program, Trace, Weight
+from tessera_core.trace.declare import declaration_of
+from tessera_core.trace.factory import BuiltModel
+from tessera_core.trace.fake import building, is_fake
+from tessera_core.trace.kernels import build_kernels
+from tessera_core.trace.model import TraceableModel
+from tessera_core.trace.place import failing_place, one_line
+from tessera_core.trace.recorder import Launch, Recorder
+from tessera_core.trace.registry import Registry, storage_bytes, storage_key
+from tessera_core.trace.request import ProgramRequest
+from tessera_core.trace.tracer import FunctionMode, OpMode
+from tessera_core.trace.triton_launch import intercepting, kernel_target
+from tessera_formats.errors import InputError, ModelError, TesseraError
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A trace and, by program id, the launches of the user's Triton kernels in it."""
+
+    trace: Trace
+    launches: tuple[tuple[Launch, ...], ...]
+
+
+def trace_model(
+    built: BuiltModel,
+    requests: Sequence[ProgramRequest],
+    *,
+    seed: int,
+    fake_mode: FakeTensorMode | None,
+    versions: dict[str, str],
+    progress: Callable[[str], None] = lambda message: None,
+) -> Traced:
+    """Record one iteration of each request.
+
+    Raises :class:`ModelError` and :class:`UntracedLaunchError` for a step that fails or cannot be traced, in
+    one line with the place in the user's code.
+    """
+    registry = Registry()
+    model = built.model
+    weights, names = _register_weights(registry, model, fake_mode is not None)
+    programs: list[Program] = []
+    launches: list[tuple[Launch, ...]] = []
+    inner: set[str] = set()
+    for number, request in enumerate(requests):
+        progress(f"tracing {request.name}")
+        recorder = Recorder(registry, number, fake_mode, names=names)
+        programs.append(_trace_program(recorder, built, request))
+        launches.append(tuple(recorder.launches))
+        inner |= recorder.inner
+    constants = {
+        f"buffer.{number}": np.frombuffer(value, dtype=np.uint8)
+        for number, value in registry.constants().items()
+    }
+    lost = [e for e in registry.buffers if e.kind == "constant" and e.value is None]
+    notes = [f"launches of {target} happen inside custom ops and have no rows" for target in sorted(inner)]
+    notes += [f"constant {e.name or e.id} has no values (--fake)" for e in lost]
+    undeclared = {
+        kernel_target(launch.kernel)
+        for launched in launches
+        for launch in launched
+        if declaration_of(launch.kernel) is None
+    }
+    notes += [f"{target} has no CPU implementation (triton_cpu)" for target in sorted(undeclared)]
+    info = {
+        **built.origin,
+        "seed": seed,
+        "dtype": built.dtype,
+        "fake": fake_mode is not None,
+        "replayable": not lost and not undeclared,
+        "notes": notes,
+        "versions": versions,
+    }
+    trace = Trace(
+        info=info,
+        programs=tuple(programs),
+        buffers=tuple(entry.freeze(entry.id) for entry in registry.buffers),
+        tensors=tuple(registry.tensors),
+        weights=weights,
+        states=tuple(model.states),
+        constants=safetensors.numpy.save(constants),
+    )
+    return Traced(trace, tuple(launches))
+
+
+def _register_weights(
+    registry: Registry, model: TraceableModel, fake: bool
+) -> tuple[tuple[Weight, ...], dict[int, str]]:
+    """Buffers and weight rows of all parameters and persistent buffers; names of the other module buffers."""
+    parameters = dict(model.module.named_parameters(remove_duplicate=False))
+    others = dict(model.module.named_buffers(remove_duplicate=False))
+    persistent = {name: others[name] for name in model.module.state_dict(keep_vars=True) if name in others}
+    names = {storage_key(tensor): name for name, tensor in others.items()}
+    rows: dict[int, Weight] = {}
+    for name, tensor in {**parameters, **persistent}.items():
+        if tensor.device.type != "cpu":
+            raise ModelError(
+                f"weight {name}: lies on device {tensor.device}; build the model on the CPU"
+                " (--fake makes weights of any size without memory)"
+            )
+        recipe = None if model.recipes is None else model.recipes.get(name)
+        constant = name in persistent and recipe is None
+        if constant and is_fake(tensor):
+            raise ModelError(
+                f"weight {name}: is a buffer without a recipe whose values --fake does not have;"
+                " add a recipe for it, or trace without --fake"
+            )
+        entry = registry.find(tensor) or registry.add(
+            tensor, program=None, kind="weight", name=name, depends=True, real=constant or not fake
+        )
+        view = registry.view(tensor, entry)
+        if view in rows:
+            rows[view] = replace(rows[view], aliases=(*rows[view].aliases, name))
+            continue
+        if constant:
+            entry.value = storage_bytes(tensor)
+            entry.depends = False
+        init = {"kind": "constant"} if constant else recipe or {"kind": "factory"}
+        rows[view] = Weight(name=name, aliases=(), buffer=entry.id, tensor=view, init=init)
+    return tuple(rows.values()), names
+
+
+def _trace_program(recorder: Recorder, built: BuiltModel, request: ProgramRequest) -> Program:
+    model, registry = built.model, recorder.registry
+    number, fake_mode = recorder.program, recorder.fake_mode
+    said = f"model {built.origin['model']!r}, {request.name}"
+    with _one_line(said), building(fake_mode):
+        state = model.make_state(request)
+        inputs = model.make_inputs(request)
+    families = {family.name for family in model.states}
+    if set(state) != families:
+        raise ModelError(
+            f"{said}: make_state returns {sorted(state)}, but states declares {sorted(families)};"
+            " make them agree"
+        )
+    io: list[IoBinding] = []
+    for name, tensor in inputs.items():
+        entry = registry.add(
+            tensor, program=number, kind="input", name=name, depends=True, real=fake_mode is None
+        )
+        recorder.inputs[entry.id] = name
+        io.append(IoBinding(role="input", name=name, tensor=registry.view(tensor, entry), feeds=None))
+    for name, tensor in state.items():
+        entry = registry.find(tensor) or registry.add(
+            tensor, program=number, kind="state", name=name, depends=True, real=fake_mode is None
+        )
+        if entry.kind != "state" or entry.program != number:
+            raise ModelError(f"{said}: state {name} shares memory with {entry.kind} {entry.name}; copy it")
+        io.append(IoBinding(role="state", name=name, tensor=registry.view(tensor, entry), feeds=None))
+    with _scopes(model.module, recorder), _one_line(said), torch.no_grad(), intercepting(recorder):
+        mode = OpMode(recorder)
+        with mode, FunctionMode(mode):
+            outputs = model.step(request, dict(inputs), dict(state))
+    io += _outputs(registry, recorder, model, outputs, inputs, said)
+    ops, kernels = build_kernels(recorder.ops, registry)
+    guards: tuple[Guard, ...] = (*model.guards(request), *recorder.guards)
+    return Program(
+        id=number,
+        name=request.name,
+        phase=request.phase,
+        batch=request.batch,
+        context=request.context,
+        ops=ops,
+        kernels=kernels,
+        io=tuple(io),
+        guards=guards,
+    )
+
+
+def _outputs(
+    registry: Registry,
+    recorder: Recorder,
+    model: TraceableModel,
+    outputs: Any,
+    inputs: dict[str, torch.Tensor],
+    said: str,
+) -> list[IoBinding]:
+    if not isinstance(outputs, dict) or not all(isinstance(t, torch.Tensor) for t in outputs.values()):
+        raise ModelError(f"{said}: step returns no dict of tensors by name; return one")
+    rows = []
+    for name, tensor in outputs.items():
+        entry = recorder.entry(tensor, f"output {name}")
+        if entry.kind == "activation":
+            entry.kind, entry.name = "output", name
+        feeds = model.feeds.get(name)
+        if feeds is not None and feeds not in inputs:
+            raise ModelError(f"{said}: output {name} feeds {feeds!r}, which is no input; correct feeds")
+        rows.append(IoBinding(role="output", name=name, tensor=registry.view(tensor, entry), feeds=feeds))
+    return rows
+
+
+@contextlib.contextmanager
+def _one_line(said: str) -> Iterator[None]:
+    """Whatever the user's code raises becomes one line with its place."""
+    try:
+        yield
+    except TesseraError:
+        raise
+    except Exception as problem:
+        raise ModelError(
+            f"{said}: raises {one_line(problem)} at {failing_place(problem)}; correct it and trace again"
+        ) from problem
+
+
+@contextlib.contextmanager
+def _scopes(module: torch.nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Let the recorder know which submodule is running, as its qualified name."""
+    names = {id(part): name for name, part in module.named_modules()}
+    running: list[str] = []
+
+    def enter(part: torch.nn.Module, _args: Any) -> None:
+        running.append(names.get(id(part), running[-1] if running else ""))
+
+    def leave(_part: torch.nn.Module, _args: Any, _result: Any) -> None:
+        running.pop()
+
+    recorder.scope = lambda: running[-1] if running else ""
+    hooks = torch.nn.modules.module
+    handles = [
+        hooks.register_module_forward_pre_hook(enter),
+        hooks.register_module_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def check_requests(requests: Sequence[ProgramRequest]) -> None:
+    """Refuse an empty list and repeated programs; raises :class:`InputError`."""
+    if not requests:
+        raise InputError("no program to trace: pass --program decode:batch=64,context=1024 (or --phase ...)")
+    names = [request.name for request in requests]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"program {name}: is asked for twice; pass it once")

@@ -1,0 +1,81 @@
+"""What a kernel does in numbers: floating-point operations, and bytes that cross its border."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tessera_core.program.boxes import Box, union_bytes
+from tessera_core.program.ir import TensorRef
+from tessera_core.trace.operators import INDEXED_COPIES, LOOKUPS, base_name, is_allocation, op_kind
+
+
+def op_flops(target: str, arguments: Any, outputs: Sequence[int], tensors: Sequence[TensorRef]) -> int:
+    """Floating-point operations of one op; a multiply-add counts as two.
+
+    Matrix products 2mnk; attention 4 per (query, key, channel), half of that where causal; convolutions 2 per
+    output element and weight of its channel; other work one per element of the largest operand.
+    """
+    shapes = [tensors[t].shape for t in _argument_tensors(arguments)]
+    made = math.prod(tensors[outputs[0]].shape) if outputs else 0
+    name, kind = base_name(target), op_kind(target)
+    if kind == "matmul" and len(shapes) >= 2:
+        first = shapes[1] if name.startswith(("add", "badd")) and len(shapes) >= 3 else shapes[0]
+        return 2 * made * (first[-1] if first else 1)
+    if kind == "attention":
+        query, key, value = shapes[0], shapes[1], shapes[2]
+        pairs = math.prod(query[:-1]) * key[-2]
+        args = arguments["args"]
+        causal = (len(args) > 5 and args[5] is True) or arguments["kwargs"].get("is_causal") is True
+        return pairs * 2 * (query[-1] + value[-1]) // (2 if causal else 1)
+    if kind == "convolution":
+        return 2 * made * math.prod(shapes[1][1:])
+    if kind in ("embedding", "copy") or is_allocation(target):
+        return 0
+    largest = max([math.prod(s) for s in shapes] + [made], default=0)
+    return (
+        largest if any("float" in tensors[t].dtype for t in (*outputs, *_argument_tensors(arguments))) else 0
+    )
+
+
+def traffic(accesses: Iterable[tuple[TensorRef, Box, int | None]], buffer_bytes: Mapping[int, int]) -> int:
+    """Bytes of the union of accesses per buffer; a limit says that no more than so many bytes are touched."""
+    boxes: dict[int, list[Box]] = defaultdict(list)
+    limits: dict[int, int] = {}
+    for tensor, box, limit in accesses:
+        if limit is None:
+            boxes[tensor.buffer].append(box)
+        else:
+            limits[tensor.buffer] = limits.get(tensor.buffer, 0) + limit
+    total = 0
+    for buffer in sorted({*boxes, *limits}):
+        whole = buffer_bytes[buffer]
+        total += min(whole, union_bytes(list(dict.fromkeys(boxes[buffer])), whole) + limits.get(buffer, 0))
+    return total
+
+
+def access_limit(
+    target: str, mode: str, tensor: int, arguments: Any, outputs: Sequence[int], tensors: Sequence[TensorRef]
+) -> int | None:
+    """Bytes that an op touches at most in ``tensor`` where indices choose the rows; None: the tensor's box."""
+    name, given = base_name(target), _argument_tensors(arguments)
+    if not target.startswith("aten.") or not given or given[0] != tensor:
+        return None
+    if mode == "write" and name in INDEXED_COPIES and len(given) > 1:
+        source = tensors[given[-1]]
+        return source.elements * source.item_bytes
+    if mode == "read" and name in LOOKUPS and outputs:
+        return tensors[outputs[0]].elements * tensors[outputs[0]].item_bytes
+    return None
+
+
+def _argument_tensors(arguments: Any) -> list[int]:
+    if isinstance(arguments, dict):
+        if len(arguments) == 1 and isinstance(arguments.get("tensor"), int):
+            return [arguments["tensor"]]
+        return [number for value in arguments.values() for number in _argument_tensors(value)]
+    if isinstance(arguments, list):
+        return [number for value in arguments for number in _argument_tensors(value)]
+    return []

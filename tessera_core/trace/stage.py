@@ -1,0 +1,109 @@
+"""The ``trace`` stage: a model in, a trace artifact out."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from tessera_core.program.ir import Trace
+from tessera_core.program.store import trace_tables
+from tessera_core.report.facts import Facts, FactTable
+from tessera_core.trace.build import check_requests, trace_model
+from tessera_core.trace.factory import build, parse_dtype
+from tessera_core.trace.fake import new_fake_mode
+from tessera_core.trace.ptx_targets import check_targets, target_tables
+from tessera_core.trace.request import ProgramRequest
+from tessera_formats.trace import write_trace
+
+_PACKAGES = ("tessera-toolchain", "torch", "triton", "transformers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceStage:
+    """Trace ``model`` (a catalogue name or ``file.py:factory``) for each of ``programs``.
+
+    ``dtype`` None is the model's own. ``fake`` traces without the memory of weights and state.
+    ``ptx_targets`` names architectures (``sm_90``) for which the model's Triton kernels are compiled to PTX.
+    """
+
+    model: str
+    programs: tuple[ProgramRequest, ...]
+    dtype: str | None = None
+    seed: int = 0
+    fake: bool = False
+    ptx_targets: tuple[str, ...] = ()
+
+    def run(self, output: Path, progress: Callable[[str], None] = lambda message: None) -> Facts:
+        """Write the trace to ``output``; raises :class:`InputError` and :class:`ModelError`."""
+        started = time.perf_counter()
+        check_requests(self.programs)
+        check_targets(self.ptx_targets)
+        dtype = parse_dtype(self.dtype)
+        fake_mode = new_fake_mode() if self.fake else None
+        progress(f"building {self.model}")
+        built = build(self.model, dtype, self.seed, fake_mode)
+        traced = trace_model(
+            built,
+            self.programs,
+            seed=self.seed,
+            fake_mode=fake_mode,
+            versions=package_versions(),
+            progress=progress,
+        )
+        captured = target_tables(traced, self.ptx_targets, progress)
+        progress(f"writing {output}")
+        info = dict(traced.trace.info)
+        write_trace(output, info, {**trace_tables(traced.trace), **captured}, traced.trace.constants)
+        modules = {
+            name.split("/")[1]: table.num_rows for name, table in captured.items() if "modules" in name
+        }
+        return trace_facts(traced.trace, modules, output, time.perf_counter() - started)
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of what took part, for a reader's information only."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def trace_facts(trace: Trace, modules: dict[str, int], output: Path, seconds: float) -> Facts:
+    """What was traced: sizes once, and a row per program."""
+    weights = {weight.buffer for weight in trace.weights}
+    rows = []
+    for program in trace.programs:
+        state = {trace.tensors[b.tensor].buffer for b in program.io if b.role == "state"}
+        rows.append(
+            (
+                program.name,
+                len(program.ops),
+                len(program.kernels),
+                len({kernel.signature for kernel in program.kernels}),
+                sum(kernel.flops for kernel in program.kernels),
+                sum(kernel.read_bytes for kernel in program.kernels),
+                sum(trace.buffers[buffer].bytes for buffer in state),
+                len(program.guards),
+            )
+        )
+    values = {
+        "model": trace.info["model"],
+        "output": str(output),
+        "dtype": trace.info["dtype"],
+        "fake": trace.info["fake"],
+        "weight_bytes": sum(trace.buffers[buffer].bytes for buffer in weights),
+        "signatures": len({k.signature for p in trace.programs for k in p.kernels}),
+        "ptx_modules": modules,
+        "seconds": round(seconds, 2),
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+    columns = ("program", "ops", "kernels", "signatures", "flops", "read_bytes", "state_bytes", "guards")
+    return Facts("trace", values, (FactTable("programs", columns, tuple(rows)),))

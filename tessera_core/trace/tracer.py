@@ -1,0 +1,211 @@
+"""The recorder: every operator call that PyTorch's dispatcher sees while one step of a model runs.
+
+Ops are written down in portable form with exact storages and strides. Views leave no op behind: they are
+tensor references. Attention is taken one level higher, as the composite operator that every device can run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from tessera_core.trace.encode import encode, tensors_in
+from tessera_core.trace.operands import content_operands, schema_operands
+from tessera_core.trace.operators import reads_values
+from tessera_core.trace.place import calling_place
+from tessera_core.trace.recorder import Recorder, encode_named
+from tessera_formats.errors import ModelError, UntracedLaunchError
+
+ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+_CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_HOST_READS = ("numpy", "tolist", "__array__", "__dlpack__", "data_ptr")
+
+
+class OpMode(TorchDispatchMode):
+    """Feeds a :class:`Recorder` with what the dispatcher sees."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        recorder = self.recorder
+        if recorder.silent:
+            return func(*args, **kwargs)
+        op = str(func)
+        found = tensors_in((args, kwargs))
+        if func is _CPU_ATTENTION:
+            return self._cpu_attention(func, args, kwargs)
+        self._refuse(func, op, found, args, kwargs)
+        if torch.Tag.data_dependent_output in func.tags:
+            for tensor in found:
+                recorder.read_on_host(tensor, op)
+            return func(*args, **kwargs)
+        if torch.Tag.inplace_view in func.tags:
+            for tensor in found:
+                recorder.entry(tensor, op)
+            return recorder.call(func, args, kwargs)
+        arguments = {
+            "args": encode(list(args), lambda t: recorder.tensor(t, op), op),
+            "kwargs": encode_named(kwargs, recorder, op),
+        }
+        written = _written(func, args, kwargs)
+        result = recorder.call(func, args, kwargs)
+        made = tensors_in(result)
+        if not written:
+            if made and all(recorder.registry.find(tensor) is not None for tensor in made):
+                return result
+            if not made and not func._schema.returns:
+                raise ModelError(
+                    f"{op} at {calling_place()}: returns nothing and writes nothing, so nothing can depend on it;"
+                    " leave it out of the step"
+                )
+            if not made:
+                # A question about shape, dtype or device, which the trace answers by being specialised.
+                return result
+        depends = reads_values(func) and recorder.depends(found, op)
+        real = all(recorder.has_value(tensor) for tensor in found)
+        for tensor in written:
+            recorder.mark_written(tensor, op, depends, real)
+        recorder.record(
+            op,
+            str(func._schema),
+            arguments,
+            result,
+            lambda: (
+                schema_operands(recorder.registry, func, arguments, recorder.ops[-1].outputs)
+                + (content_operands(recorder.registry, func, args, kwargs) if written and real else ())
+            ),
+            depends,
+        )
+        return result
+
+    def attention(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Attention called as one function: recorded as the composite operator, executed silently."""
+        recorder, op = self.recorder, str(ATTENTION)
+        values = dict(zip([argument.name for argument in ATTENTION._schema.arguments], args)) | kwargs
+        if values.get("dropout_p", 0.0):
+            raise ModelError(f"{op} at {calling_place()}: uses dropout; put the model in eval mode")
+        order = [a.name for a in ATTENTION._schema.arguments if not a.kwarg_only]
+        given = [name for name in order if name in values]
+        positional = [
+            values.get(name, a.default_value)
+            for name, a in zip(order, ATTENTION._schema.arguments)
+            if order.index(name) <= order.index(given[-1])
+        ]
+        named = {name: value for name, value in values.items() if name not in order}
+        arguments = {
+            "args": encode(positional, lambda t: recorder.tensor(t, op), op),
+            "kwargs": encode_named(named, recorder, op),
+        }
+        found = tensors_in((positional, named))
+        result = recorder.call(ATTENTION, tuple(positional), named)
+        depends = recorder.depends(found, op)
+        recorder.record(
+            op,
+            str(ATTENTION._schema),
+            arguments,
+            result,
+            lambda: schema_operands(recorder.registry, ATTENTION, arguments, recorder.ops[-1].outputs),
+            depends,
+        )
+        return result
+
+    def _cpu_attention(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The CPU's own variant, reached from C++: recorded as the composite operator."""
+        recorder, op = self.recorder, str(ATTENTION)
+        names = [argument.name for argument in func._schema.arguments]
+        values = dict(zip(names, args)) | kwargs
+        positional = [values["query"], values["key"], values["value"], values.get("attn_mask"), 0.0]
+        positional.append(values.get("is_causal", False))
+        scale = values.get("scale")
+        arguments = {
+            "args": encode(positional, lambda t: recorder.tensor(t, op), op),
+            "kwargs": {} if scale is None else {"scale": scale},
+        }
+        depends = recorder.depends(tensors_in(positional), op)
+        result = recorder.call(func, args, kwargs)
+        recorder.record(
+            op,
+            str(ATTENTION._schema),
+            arguments,
+            result[0],
+            lambda: schema_operands(recorder.registry, ATTENTION, arguments, recorder.ops[-1].outputs),
+            depends,
+        )
+        return result
+
+    def _refuse(self, func: OpOverload, op: str, found: list[torch.Tensor], args: Any, kwargs: Any) -> None:
+        if torch.Tag.nondeterministic_seeded in func.tags and not _without_chance(func, args, kwargs):
+            raise ModelError(
+                f"{op} at {calling_place()}: draws from the global random generator;"
+                " put the model in eval mode, or pass random numbers as an input"
+            )
+        if torch.Tag.dynamic_output_shape in func.tags and _shape_depends_on_values(func, args):
+            place = calling_place()
+            if self.recorder.depends(found, op) or not all(self.recorder.has_value(t) for t in found):
+                raise UntracedLaunchError(
+                    f"{op} at {place}: its result's shape depends on values that only a run knows;"
+                    " use a mask or torch.where instead"
+                )
+        if func._schema.name in ("aten::set_", "aten::resize_", "aten::resize_as_"):
+            raise ModelError(
+                f"{op} at {calling_place()}: changes a tensor's storage; allocate a new tensor instead"
+            )
+
+
+class FunctionMode(TorchFunctionMode):
+    """Catches what never reaches the dispatcher as one op: attention, and tensors read as Python values."""
+
+    def __init__(self, ops: OpMode) -> None:
+        super().__init__()
+        self.ops = ops
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self.ops.recorder.silent:
+            if func is torch.nn.functional.scaled_dot_product_attention or func is ATTENTION:
+                return self.ops.attention(func, args, kwargs)
+            name = getattr(func, "__name__", "")
+            if name in _HOST_READS and args and isinstance(args[0], torch.Tensor):
+                self._host_read(args[0], name)
+        return func(*args, **kwargs)
+
+    def _host_read(self, tensor: torch.Tensor, name: str) -> None:
+        if name == "data_ptr":
+            raise UntracedLaunchError(
+                f"Tensor.data_ptr at {calling_place()}: memory would be touched outside the recorded ops;"
+                " register the launch as a custom op (torch.library.custom_op)"
+            )
+        if name == "tolist" and tensor.dim() == 0:
+            return
+        with self.ops.recorder.quiet(), _disable_current_modes():
+            self.ops.recorder.read_on_host(tensor, f"Tensor.{name}")
+
+
+def _written(func: OpOverload, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[index] if index < len(args) else kwargs.get(argument.name)
+            found += tensors_in(value)
+    return found
+
+
+def _without_chance(func: OpOverload, args: Any, kwargs: Any) -> bool:
+    """Whether a seeded operator's arguments leave nothing to chance (dropout with probability zero)."""
+    values = dict(zip([argument.name for argument in func._schema.arguments], args)) | kwargs
+    return any(name in values and not values[name] for name in ("dropout_p", "train", "training")) or (
+        values.get("p") == 0.0 and "dropout" in func._schema.name
+    )
+
+
+def _shape_depends_on_values(func: OpOverload, args: Any) -> bool:
+    if func._schema.name == "aten::index":
+        return any(t.dtype in (torch.bool, torch.uint8) for t in tensors_in(args[1]))
+    return True

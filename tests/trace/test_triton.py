@@ -1,0 +1,209 @@
+import re
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from tessera_core.program.ir import TensorRef
+from tessera_core.trace.load import import_file
+from tessera_core.trace.ptx_targets import check_targets, parameter_block, target_tables
+from tessera_formats.errors import InputError, ModelError, UntracedLaunchError
+
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def kernels() -> ModuleType:
+    return import_file(Path(__file__).with_name("toy_kernels.py"), "toy_kernels")
+
+
+def scaled(kernels: ModuleType) -> Callable[..., Tensors]:
+    def step(net: Any, inputs: Tensors, state: Tensors) -> Tensors:
+        x = net.embed(inputs["tokens"])
+        out = torch.empty_like(x)
+        kernels.scale[lambda meta: (-(-x.numel() // meta["BLOCK"]),)](
+            x, out, x.numel(), 3.0, BLOCK=16, num_warps=2
+        )
+        row = torch.empty(16)
+        kernels.scale[(1,)](x[-1], row, 16, 2.0, BLOCK=16)
+        return {"y": out * 2, "row": row}
+
+    return step
+
+
+def test_a_launch_is_one_op_with_grid_arguments_and_declared_accesses(
+    tracer: Callable[..., Any], kernels: ModuleType
+) -> None:
+    trace = tracer(scaled(kernels)).trace
+    program = trace.programs[0]
+    op = next(op for op in program.ops if op.target.startswith("triton."))
+    assert op.target == "triton.toy_kernels:scale"
+    assert op.arguments["grid"] == [2, 1, 1]
+    assert op.arguments["args"][2:] == [32, 3.0]
+    assert op.arguments["constexprs"] == {"BLOCK": 16}
+    assert op.arguments["options"] == {"num_warps": 2}
+    said = [(o.tensor, o.mode, o.must, o.evidence) for o in op.operands]
+    assert said == [(op.inputs[0], "read", False, "declared"), (op.inputs[1], "write", True, "declared")]
+    kernel = program.kernels[op.kernel]
+    assert kernel.kind == "triton" and kernel.read_bytes == kernel.written_bytes == 128
+    assert [program.ops[i].target for i in kernel.ops] == ["aten.empty_like.default", op.target]
+
+
+def test_a_kernel_without_declaration_runs_in_the_interpreter(
+    tracer: Callable[..., Any], kernels: ModuleType
+) -> None:
+    seen: list[torch.Tensor] = []
+
+    def step(net: Any, inputs: Tensors, state: Tensors) -> Tensors:
+        x = net.embed(inputs["tokens"]).reshape(-1)
+        out = torch.zeros(32)
+        kernels.plain[(2,)](x, out, 20, BLOCK=16)
+        seen.extend((x, out))
+        return {"y": out * 2}
+
+    trace = tracer(step).trace
+    x, out = seen
+    assert torch.equal(out[:20], x[:20] + 1) and not out[20:].any()
+    op = next(op for op in trace.programs[0].ops if op.target.startswith("triton."))
+    modes = [(o.tensor, o.mode, o.must) for o in op.operands]
+    assert modes == [(t, mode, False) for t in op.inputs for mode in ("read", "write")]
+    assert {o.evidence for o in op.operands} == {"conservative"}
+    # Replay has no interpreter, so the trace says that it cannot be run.
+    assert trace.info["replayable"] is False
+    assert trace.info["notes"] == ["triton.toy_kernels:plain has no CPU implementation (triton_cpu)"]
+
+
+def test_fake_launches_are_recorded_without_running(tracer: Callable[..., Any], kernels: ModuleType) -> None:
+    real, fake = (tracer(scaled(kernels), fake=fake).trace for fake in (False, True))
+    assert [k.signature for k in real.programs[0].kernels] == [k.signature for k in fake.programs[0].kernels]
+
+
+def test_a_launch_on_an_unknown_tensor_is_refused(tracer: Callable[..., Any], kernels: ModuleType) -> None:
+    outside = torch.zeros(16)
+
+    def step(net: Any, inputs: Tensors, state: Tensors) -> Tensors:
+        kernels.scale[(1,)](net.embed(inputs["tokens"])[0], outside, 16, 1.0, BLOCK=16)
+        return {"y": outside}
+
+    with pytest.raises(UntracedLaunchError, match=r"scale at .*test_triton.py:\d+: argument out"):
+        tracer(step)
+
+
+def test_an_undeclared_change_is_an_error(tracer: Callable[..., Any], kernels: ModuleType) -> None:
+    def step(net: Any, inputs: Tensors, state: Tensors) -> Tensors:
+        out = torch.zeros(1)
+        kernels.careless[(1,)](net.embed(inputs["tokens"]), out, 1)
+        return {"y": out}
+
+    with pytest.raises(ModelError, match=r"changed x, which the declaration does not list"):
+        tracer(step)
+
+
+def test_an_autotuned_kernel_uses_its_first_configuration(
+    tracer: Callable[..., Any], kernels: ModuleType
+) -> None:
+    def step(net: Any, inputs: Tensors, state: Tensors) -> Tensors:
+        x = net.embed(inputs["tokens"])
+        out = torch.empty_like(x)
+        kernels.tuned[lambda meta: (32 // meta["BLOCK"],)](x, out, 32)
+        return {"y": out}
+
+    program = tracer(step).trace.programs[0]
+    op = next(op for op in program.ops if op.target == "triton.toy_kernels:tuned")
+    assert op.arguments["grid"] == [2, 1, 1] and op.arguments["constexprs"] == {"BLOCK": 16}
+    assert op.arguments["options"]["num_warps"] == 2
+
+
+def test_a_custom_op_is_recorded_whole_and_its_inner_launch_noted(
+    tracer: Callable[..., Any], kernels: ModuleType
+) -> None:
+    seen: list[torch.Tensor] = []
+
+    def step(net: Any, inputs: Tensors, state: Tensors) -> Tensors:
+        x = net.embed(inputs["tokens"])
+        seen.extend((x, kernels.doubled(x)))
+        return {"y": seen[1]}
+
+    traced = tracer(step)
+    targets = [op.target for op in traced.trace.programs[0].ops]
+    assert targets == ["aten.embedding.default", "tessera_tests.doubled.default"]
+    assert [k.kind for k in traced.trace.programs[0].kernels] == ["embedding", "custom"]
+    assert torch.equal(seen[0] * 2, seen[1])
+    assert traced.launches == ((),)
+    assert "triton.toy_kernels:scale" in traced.trace.info["notes"][0]
+
+
+def test_launches_work_again_as_before_after_tracing(tracer: Callable[..., Any], kernels: ModuleType) -> None:
+    from triton.runtime.jit import JITFunction
+
+    before = JITFunction.run
+    with pytest.raises(ModelError):
+        tracer(lambda net, inputs, state: 1 / 0)
+    tracer(scaled(kernels))
+    assert JITFunction.run is before
+
+
+def test_declarations_name_parameters(kernels: ModuleType) -> None:
+    from tessera_core.trace.declare import triton_cpu
+
+    with pytest.raises(ValueError, match="'z' is no parameter"):
+        triton_cpu(kernels.plain, lambda: None, reads=("z",))
+    with pytest.raises(ValueError, match="which writes lacks"):
+        triton_cpu(kernels.plain, lambda: None, writes=("out",), must=("x",))
+
+
+def test_specialisations_are_compiled_to_ptx_that_knows_no_paths(
+    tracer: Callable[..., Any], kernels: ModuleType
+) -> None:
+    traced = tracer(scaled(kernels), batches=(1, 2))
+    tables = target_tables(traced, ("sm_90",), lambda message: None)
+    launches = tables["targets/sm_90/launches"].to_pylist()
+    modules = {row["module"]: row for row in tables["targets/sm_90/modules"].to_pylist()}
+    assert len(launches) == 4
+    for row in launches:
+        text = modules[row["module"]]["text"]
+        entry = re.search(r"\.entry (\w+)\((.*?)\)", text, re.DOTALL)
+        assert entry is not None and entry[1] == row["function"]
+        # Two pointers, then count (a constant where it is 1), factor, and two hidden pointers.
+        assert entry[2].count(".param") == 6
+        count, factor = struct.unpack_from("<if", row["parameters"], 16)
+        assert (row["parameters"][:16], row["parameters"][24:]) == (bytes(16), bytes(16))
+        assert (count, factor) in ((16, 3.0), (32, 3.0), (16, 2.0))
+        assert [r["offset"] for r in row["relocations"]] == [0, 8]
+        assert "toy_kernels" not in text and ".loc" not in text and ".file" not in text
+    blocks = {tuple(row["block"]) for row in launches}
+    assert blocks == {(64, 1, 1), (128, 1, 1)}
+    second = launches[-1]
+    tensor = traced.trace.tensors[traced.trace.programs[1].ops[second["op"]].inputs[0]]
+    assert second["relocations"][0] == {"offset": 0, "buffer": tensor.buffer, "byte_offset": 64}
+
+
+def test_parameters_are_aligned_and_pointers_relocated() -> None:
+    tensors = (TensorRef(id=0, buffer=7, dtype="float32", shape=(4,), stride=(1,), offset=3),)
+    signature = {"a": "i32", "x": "*fp32", "BLOCK": "constexpr", "b": "i64", "c": "fp32"}
+    block, relocations = parameter_block(
+        signature, {"a": -2, "x": {"tensor": 0}, "BLOCK": 8, "b": 1 << 40, "c": 1.5}, tensors
+    )
+    assert struct.unpack("<i4xQqf4xQQ", block) == (-2, 0, 1 << 40, 1.5, 0, 0)
+    assert relocations == [{"offset": 8, "buffer": 7, "byte_offset": 12}]
+
+
+def test_a_kernel_that_does_not_compile_is_one_line(tracer: Callable[..., Any], kernels: ModuleType) -> None:
+    def step(net: Any, inputs: Tensors, state: Tensors) -> Tensors:
+        out = torch.empty(16)
+        kernels.broken[(1,)](net.embed(inputs["tokens"])[0], out, BLOCK=16)
+        return {"y": out}
+
+    with pytest.raises(UntracedLaunchError, match=r"toy_kernels:broken.*leave out --ptx-target") as raised:
+        target_tables(tracer(step), ("sm_90",), lambda message: None)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("target", ["sm90", "sm_9", "sm_70", "sm_95", "gfx942", ""])
+def test_an_unknown_ptx_target_is_refused(target: str) -> None:
+    with pytest.raises(InputError, match=r"choose among sm_75, sm_80"):
+        check_targets((target,))

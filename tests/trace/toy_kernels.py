@@ -1,0 +1,72 @@
+"""Triton kernels for the tests of launch interception; imported by path, as a user's module is."""
+
+import torch
+import triton
+import triton.language as tl
+
+from tessera_core.trace.declare import triton_cpu
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def scale(x, out, count, factor, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    tl.store(out + place, tl.load(x + place, mask=inside) * factor, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def plain(x, out, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    tl.store(out + place, tl.load(x + place, mask=inside) + 1.0, mask=inside)
+
+
+@triton.jit
+def careless(x, out, count):  # type: ignore[no-untyped-def]
+    tl.store(out, tl.load(x) + count)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def broken(x, out, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.store(out + tl.arange(0, BLOCK), tl.load(x + tl.arange(0, BLOCK + 1)))
+
+
+def _broken(x: torch.Tensor, out: torch.Tensor, BLOCK: int) -> None:
+    out.copy_(x[0])
+
+
+def _scale(x: torch.Tensor, out: torch.Tensor, count: int, factor: float, BLOCK: int) -> None:
+    out.view(-1)[:count] = x.reshape(-1)[:count] * factor
+
+
+def _careless(x: torch.Tensor, out: torch.Tensor, count: int) -> None:
+    out.add_(1)
+    x.add_(1)
+
+
+triton_cpu(scale, _scale, reads=("x",), writes=("out",), must=("out",))
+triton_cpu(broken, _broken, reads=("x",), writes=("out",), must=("out",))
+triton_cpu(careless, _careless, reads=("x",), writes=("out",))
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 16}, num_warps=2), triton.Config({"BLOCK": 32})], key=[])  # type: ignore[untyped-decorator]
+@triton.jit  # type: ignore[untyped-decorator]
+def tuned(x, out, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    tl.store(out + place, tl.load(x + place, mask=inside) * 2.0, mask=inside)
+
+
+def _tuned(x: torch.Tensor, out: torch.Tensor, count: int, BLOCK: int) -> None:
+    out.view(-1)[:count] = x.reshape(-1)[:count] * 2.0
+
+
+triton_cpu(tuned.fn, _tuned, reads=("x",), writes=("out",), must=("out",))
+
+
+@torch.library.custom_op("tessera_tests::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    """A custom op whose implementation launches a kernel."""
+    out = torch.empty_like(x)
+    scale[(1,)](x, out, x.numel(), 2.0, BLOCK=64)
+    return out
