@@ -1,0 +1,294 @@
+"""What it costs to hand bytes from one CPU worker to another.
+
+The mechanics are the executor's own (``tessera_core.execute.arena``): the sender copies into a region of shared
+memory and writes *filled* into the receiver's inbox, the receiver reads in place and writes *drained* into the
+sender's. Both ends read one monotonic clock, so a one-way transfer is timed as it is, not as half a round trip.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from multiprocessing import reduction
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera_core.devices.cpu import CpuDevice
+from tessera_core.execute.arena import SPIN_US, Inbox, Kind, Message, create_arena, map_arena
+from tessera_core.profile.times import LinkRow
+from tessera_formats.errors import DeviceLostError
+
+SIZES_BYTES = tuple(4096 << (2 * step) for step in range(6))
+"""4 KiB to 4 MiB, from a small activation to a large one."""
+
+REGIONS = 4
+"""Regions used in turn, one for each slot of a pipeline."""
+
+LEAST_ROUNDS = 20
+TRANSPORT = "shared-memory"
+
+# Between two messages the sender stays off the link this long: an idle receiver has gone to sleep by then, so
+# that waking it is part of the latency.
+_PAUSE_S = 2 * SPIN_US * 1e-6
+
+_READS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """``intercept_us + bytes / bytes_per_us``."""
+
+    intercept_us: float
+    bytes_per_us: float
+
+    def time_us(self, size_bytes: float) -> float:
+        """The line's value."""
+        return self.intercept_us + size_bytes / self.bytes_per_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSamples:
+    """Times of single messages in microseconds, shape (messages,).
+
+    ``copy_us``: until the bytes lie in the region. ``post_us``: of telling the receiver. ``wake_us``: from then
+    until the receiver has the message. ``read_us``, ``answer_us``: what a busy end pays for reading a message that
+    is there already, and for answering; any shape.
+    """
+
+    size_bytes: npt.NDArray[np.int64]
+    copy_us: npt.NDArray[np.float64]
+    post_us: npt.NDArray[np.float64]
+    wake_us: npt.NDArray[np.float64]
+    read_us: npt.NDArray[np.float64]
+    answer_us: npt.NDArray[np.float64]
+
+
+def fit_line(sizes_bytes: Sequence[float], times_us: Sequence[float]) -> Line:
+    """The line of least squared *relative* error with an intercept of at least zero.
+
+    Relative, so that small messages count as much as large ones. ``times_us`` are positive; at least two sizes
+    differ.
+    """
+    sizes, times = np.asarray(sizes_bytes, dtype=float), np.asarray(times_us, dtype=float)
+    design = np.stack([1 / times, sizes / times], axis=1)
+    intercept, slope = np.linalg.lstsq(design, np.ones_like(times), rcond=None)[0]
+    if intercept < 0 or slope <= 0:
+        column = sizes / times
+        intercept, slope = 0.0, float(column.sum() / (column @ column))
+    return Line(float(intercept), 1 / float(slope))
+
+
+def fit_link(samples: LinkSamples, device_type: str) -> LinkRow:
+    """A link row from single messages: the line through the median copy times, and medians of the rest.
+
+    ``residual`` is the median relative error of predicted one-way times over the sizes.
+    """
+    sizes = np.unique(samples.size_bytes)
+    whole = samples.copy_us + samples.post_us + samples.wake_us
+    copies = [float(np.median(samples.copy_us[samples.size_bytes == size])) for size in sizes]
+    totals = np.array([np.median(whole[samples.size_bytes == size]) for size in sizes])
+    line = fit_line([float(size) for size in sizes], copies)
+    read_us = float(np.median(samples.read_us))
+    row = LinkRow(
+        source=device_type,
+        destination=device_type,
+        latency_us=float(np.median(samples.wake_us)),
+        gbit_per_s=line.bytes_per_us * 8e-3,
+        send_us=line.intercept_us + float(np.median(samples.post_us)) + read_us,
+        receive_us=read_us + float(np.median(samples.answer_us)),
+        occupies_sender=True,
+        samples=len(samples.size_bytes),
+        residual=0.0,
+        origin="measured",
+        transport=TRANSPORT,
+    )
+    predicted = np.array([row.transfer_us(int(size)) for size in sizes])
+    return replace(row, residual=float(np.median(np.abs(predicted / totals - 1))))
+
+
+def measure_link(sender: CpuDevice, receiver: CpuDevice, device_type: str, seconds: float) -> LinkRow:
+    """Measure messages of 4 KiB to 4 MiB between two pinned processes for about ``seconds``.
+
+    Raises :class:`DeviceLostError` where one of the processes dies.
+    """
+    size = REGIONS * max(SIZES_BYTES)
+    descriptor = create_arena(size)
+    inboxes = [os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) for _ in range(2)]
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe() for _ in range(2)]
+    try:
+        ends = []
+        for number, (cpu, work) in enumerate(((sender, _send), (receiver, _receive))):
+            far = _FarEnd(
+                connection=pipes[number][1],
+                cpu=cpu,
+                arena=_Passed(descriptor),
+                inbox=_Passed(inboxes[number][0]),
+                other=_Passed(inboxes[1 - number][1]),
+            )
+            ends.append(_NearEnd(cpu, context.Process(target=work, args=(far, seconds)), pipes[number][0]))
+        sent, answered = _exchange(ends)
+    finally:
+        for number in (descriptor, *inboxes[0], *inboxes[1]):
+            os.close(number)
+        for pipe in pipes:
+            pipe[0].close()
+            pipe[1].close()
+    stamps, (woken, read_ns, answer_ns) = np.array(sent, dtype=np.int64), answered
+    return fit_link(
+        LinkSamples(
+            size_bytes=stamps[:, 0],
+            copy_us=(stamps[:, 2] - stamps[:, 1]) / 1e3,
+            post_us=(stamps[:, 3] - stamps[:, 2]) / 1e3,
+            wake_us=np.maximum(np.array(woken, dtype=np.int64) - stamps[:, 3], 0) / 1e3,
+            read_us=np.array(read_ns) / 1e3,
+            answer_us=np.array(answer_ns) / 1e3,
+        ),
+        device_type,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """A file descriptor that goes along when a process is spawned."""
+
+    descriptor: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (reduction.DupFd(self.descriptor),)
+
+
+def _received(duplicate: Any) -> _Passed:
+    return _Passed(duplicate.detach())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FarEnd:
+    """What a measuring process works with: its pipe to the parent, CPU, arena, inbox, and the other's inbox."""
+
+    connection: Connection
+    cpu: CpuDevice
+    arena: _Passed
+    inbox: _Passed
+    other: _Passed
+
+    def start(self) -> Inbox:
+        """Say ready, and wait for the other to be up as well."""
+        inbox = Inbox(self.inbox.descriptor, self.connection.fileno(), SPIN_US)
+        self.connection.send("ready")
+        self.connection.recv()
+        return inbox
+
+    def post(self, kind: Kind, number: int) -> None:
+        """Write a message into the other's inbox."""
+        os.write(self.other.descriptor, Message(kind=kind, number=number).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class _NearEnd:
+    """A measuring process as its parent sees it."""
+
+    cpu: CpuDevice
+    process: Any
+    connection: Connection
+
+
+def _exchange(ends: Sequence[_NearEnd]) -> tuple[Any, Any]:
+    """Run both processes to their end: what the sender and the receiver found."""
+    try:
+        for end in ends:
+            end.process.start()
+        for end in ends:
+            _answer(end, ends)
+        for end in reversed(ends):
+            end.connection.send("go")
+        return _answer(ends[0], ends), _answer(ends[1], ends)
+    finally:
+        for end in ends:
+            if end.process.is_alive():
+                end.process.join(1)
+                end.process.kill()
+            if end.process.pid is not None:
+                end.process.join()
+
+
+def _answer(end: _NearEnd, ends: Sequence[_NearEnd]) -> Any:
+    """What ``end`` sends next; raises :class:`DeviceLostError` where either process has failed instead."""
+    running = list(ends)
+    while True:
+        wait([end.connection, *(other.process.sentinel for other in running)])
+        if end.connection.poll():
+            return end.connection.recv()
+        codes = [(other, other.process.exitcode) for other in ends]  # asked once: it may change meanwhile
+        for other, code in codes:
+            if code not in (None, 0):
+                raise DeviceLostError(
+                    f"the worker on {other.cpu.name} was lost while its link was measured"
+                    f" (exit code {code}); run tessera profile again"
+                )
+        running = [other for other, code in codes if code is None]
+
+
+def _send(end: _FarEnd, seconds: float) -> None:
+    end.cpu.pin()
+    import torch  # late, as the affinity must be set before; the executor copies with it
+
+    torch.set_num_threads(1)
+    whole = max(SIZES_BYTES)
+    memory = memoryview(map_arena(end.arena.descriptor, REGIONS * whole))
+    with torch.inference_mode():
+        arena = torch.frombuffer(memory, dtype=torch.uint8)
+        regions = [arena[number * whole : (number + 1) * whole] for number in range(REGIONS)]
+        source = torch.randint(0, 256, (whole,), dtype=torch.uint8)
+        inbox = end.start()
+        now = time.perf_counter_ns
+        stamps: list[tuple[int, int, int, int]] = []
+        until = time.perf_counter() + seconds
+        while len(stamps) < LEAST_ROUNDS * len(SIZES_BYTES) or time.perf_counter() < until:
+            for size in SIZES_BYTES:
+                number = len(stamps) % REGIONS
+                time.sleep(_PAUSE_S)
+                source[:size].max()  # just computed: in the sender's cache, as an activation would be
+                begun = now()
+                regions[number][:size].copy_(source[:size])
+                copied = now()
+                end.post(Kind.FILLED, number)
+                stamps.append((size, begun, copied, now()))
+                inbox.wait()  # for the answer
+    end.post(Kind.STOP, 0)
+    end.connection.send(stamps)
+
+
+def _receive(end: _FarEnd, seconds: float) -> None:
+    end.cpu.pin()
+    inbox = end.start()
+    now = time.perf_counter_ns
+    woken: list[int] = []
+    while (message := inbox.wait()[0]).kind is Kind.FILLED:
+        woken.append(now())
+        end.post(Kind.DRAINED, message.number)
+    end.connection.send((woken, *_busy_times()))
+
+
+def _busy_times() -> tuple[list[int], list[int]]:
+    """Nanoseconds of reading a message that is there already, and of writing one that nobody waits for."""
+    read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    inbox = Inbox(read, read, 0.0)
+    now = time.perf_counter_ns
+    read_ns, write_ns = [], []
+    for number in range(_READS):
+        begun = now()
+        os.write(write, Message(kind=Kind.DRAINED, number=number).encode())
+        written = now()
+        inbox.read()
+        read_ns.append(now() - written)
+        write_ns.append(written - begun)
+    os.close(read)
+    os.close(write)
+    return read_ns, write_ns

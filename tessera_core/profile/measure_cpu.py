@@ -1,0 +1,289 @@
+"""Measuring kernels on CPU workers: one process per CPU, one thread, pinned, replaying whole iterations.
+
+Kernels are timed where they run, between their neighbours, so that caches are as they will be ("sequence").
+Under the condition "beside" a second worker replays the same program on another CPU meanwhile: two workers share
+memory bandwidth and the last cache, and a plan for both should use those times.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from math import comb
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera_core.devices.cpu import CpuDevice
+from tessera_core.profile.times import WHOLE, Condition, TimeRow
+from tessera_core.program.ir import Kernel, Trace
+from tessera_core.program.store import load_trace
+from tessera_formats import errors
+from tessera_formats.errors import DeviceLostError, TesseraError
+
+ENOUGH_SHARE = 0.1
+LEAST_KEPT = 5
+"""Disturbed iterations are left out where at least this share of all, and this many, were not disturbed."""
+
+BLOCKS = 20
+"""An interval is taken over medians of this many stretches of time, so that it shows slow drift as well."""
+
+CONFIDENCE = 0.9
+SEED = 20_261_201
+"""Of inputs and state; times don't depend on which values they are, as long as they are ordinary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Rows per signature, and what whole iterations took, by (program id, condition)."""
+
+    rows: tuple[TimeRow, ...]
+    whole: Mapping[tuple[int, Condition], WholeTime]
+
+
+@dataclass(frozen=True, slots=True)
+class WholeTime:
+    """Median time of the iterations that were kept, and the share of all that other work disturbed.
+
+    Where the kernels' medians add up to much less than ``median_us``, the CPU was not the worker's alone.
+    """
+
+    median_us: float
+    disturbed: float
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Nanoseconds of every kernel, shape (iterations, kernels); disturbed iterations are left out or not."""
+
+    times: npt.NDArray[np.int64]
+    disturbed: float
+
+    @staticmethod
+    def of(times: npt.NDArray[np.int64], disturbed: npt.NDArray[np.bool_]) -> Samples:
+        """Keep undisturbed iterations if there are enough of them, else all."""
+        share = float(disturbed.mean())
+        kept = times[~disturbed]
+        enough = len(kept) >= max(LEAST_KEPT, ENOUGH_SHARE * len(times))
+        return Samples(kept if enough else times, share)
+
+    @property
+    def whole(self) -> WholeTime:
+        """Of whole iterations."""
+        return WholeTime(float(np.median(self.times.sum(axis=1))) / 1e3, self.disturbed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuMeasurement:
+    """Times of every kernel of ``trace`` (read from ``path`` by the workers) on ``cpu``.
+
+    ``beside``: a CPU for a second worker; None leaves the condition "beside" out. ``seconds``: for all programs
+    and conditions together, start-up aside.
+    """
+
+    trace: Trace
+    path: Path
+    device_type: str
+    cpu: CpuDevice
+    beside: CpuDevice | None
+    trust: bool
+    seconds: float
+
+    def run(self, progress: Callable[[str], None]) -> Measured:
+        """Measure; raises what replay raises, and :class:`DeviceLostError` where a worker dies."""
+        conditions: tuple[Condition, ...] = ("alone",) if self.beside is None else ("alone", "beside")
+        share = self.seconds / (len(conditions) * max(1, len(self.trace.programs)))
+        found: dict[Condition, dict[int, Samples]] = {condition: {} for condition in conditions}
+        with ExitStack() as stack:
+            progress(f"{self.device_type}: starting on {self.cpu.name}")
+            worker = stack.enter_context(start_worker(self.path, self.cpu, self.trust))
+            other = (
+                stack.enter_context(start_worker(self.path, self.beside, self.trust)) if self.beside else None
+            )
+            for program in self.trace.programs:
+                progress(f"{self.device_type}: {program.name} alone on {self.cpu.name}")
+                found["alone"][program.id] = Samples.of(*worker.ask("time", program.id, share))
+                if other is not None:
+                    progress(f"{self.device_type}: {program.name} on {self.cpu.name} beside {other.cpu.name}")
+                    other.tell("loop", program.id)
+                    found["beside"][program.id] = Samples.of(*worker.ask("time", program.id, share))
+                    other.ask("stop")
+        return Measured(
+            tuple(
+                row
+                for condition, samples in found.items()
+                for row in summarise(self.trace, samples, self.device_type, condition)
+            ),
+            {
+                (program, condition): of_program.whole
+                for condition, samples in found.items()
+                for program, of_program in samples.items()
+            },
+        )
+
+
+def summarise(
+    trace: Trace, samples: Mapping[int, Samples], device_type: str, condition: Condition
+) -> list[TimeRow]:
+    """One row per signature from each program's samples."""
+    columns: dict[str, list[tuple[int, int]]] = {}
+    first: dict[str, Kernel] = {}
+    for program in trace.programs:
+        for kernel in program.kernels:
+            columns.setdefault(kernel.signature, []).append((program.id, kernel.id))
+            first.setdefault(kernel.signature, kernel)
+    rows = []
+    for signature, places in columns.items():
+        groups = [
+            samples[program].times[:, [kernel for owner, kernel in places if owner == program]] / 1e3
+            for program in sorted({owner for owner, _ in places})
+        ]
+        times = np.concatenate([group.ravel() for group in groups])
+        low, high = median_interval(np.concatenate([_block_medians(group) for group in groups]))
+        middle = float(np.median(times))
+        kernel = first[signature]
+        rows.append(
+            TimeRow(
+                signature=signature,
+                part=WHOLE,
+                device_type=device_type,
+                condition=condition,
+                cache="sequence",
+                median_us=middle,
+                p10_us=float(np.quantile(times, 0.1)),
+                p90_us=float(np.quantile(times, 0.9)),
+                low_us=min(low, middle),
+                high_us=max(high, middle),
+                samples=len(times),
+                flops=kernel.flops,
+                bytes=kernel.read_bytes + kernel.written_bytes,
+                source="measured",
+                detail=f"{sum(len(group) for group in groups)} iterations, one pinned thread{_noise(samples)}",
+            )
+        )
+    return rows
+
+
+def _noise(samples: Mapping[int, Samples]) -> str:
+    worst = max(item.disturbed for item in samples.values())
+    return f", {worst:.0%} disturbed by other work" if worst > 0 else ""
+
+
+def median_interval(values: npt.NDArray[np.float64], confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """An interval of the median from order statistics, which assumes nothing of the distribution.
+
+    The narrowest symmetric pair of ranks that covers the median with ``confidence`` (binomial with 1/2; David
+    and Nagaraja, "Order Statistics", section 7.1); the whole range where there are too few values for that.
+    """
+    ordered, count = np.sort(values), len(values)
+    below, outside = 0, 0.0
+    while below < (count - 1) // 2:
+        outside += 2 * comb(count, below) / 2**count
+        if outside > 1 - confidence:
+            break
+        below += 1
+    below = max(0, below - 1)
+    return float(ordered[below]), float(ordered[count - 1 - below])
+
+
+def _block_medians(times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return np.array([np.median(block) for block in np.array_split(times, min(BLOCKS, len(times)))])
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """The near end of a worker process."""
+
+    cpu: CpuDevice
+    process: Any
+    connection: Connection
+
+    def tell(self, *message: Any) -> None:
+        """Send without waiting for an answer."""
+        try:
+            self.connection.send(message)
+        except OSError as problem:
+            raise self._lost() from problem
+
+    def ask(self, *message: Any) -> Any:
+        """Send, and wait for the answer."""
+        self.tell(*message)
+        return self.answer()
+
+    def answer(self) -> Any:
+        """The worker's next answer; its error, if that is what it met."""
+        wait([self.connection, self.process.sentinel])
+        try:
+            kind, *content = self.connection.recv()
+        except (EOFError, OSError) as problem:
+            raise self._lost() from problem
+        if kind == "error":
+            raise getattr(errors, content[0])(content[1])
+        return content[0] if content else None
+
+    def _lost(self) -> DeviceLostError:
+        self.process.join(1)
+        return DeviceLostError(
+            f"the worker on {self.cpu.name} was lost while measuring (exit code {self.process.exitcode});"
+            " nothing was written, run tessera profile again"
+        )
+
+
+@contextmanager
+def start_worker(path: Path, cpu: CpuDevice, trust: bool) -> Iterator[_Worker]:
+    """A worker that has loaded ``path`` and is pinned to ``cpu``; it is gone when the block ends."""
+    context = multiprocessing.get_context("spawn")  # a fork would inherit this process's threads and locks
+    near, far = context.Pipe()
+    process = context.Process(target=_serve, args=(far, str(path), cpu, trust), daemon=True)
+    process.start()
+    far.close()
+    worker = _Worker(cpu, process, near)
+    try:
+        worker.answer()
+        yield worker
+        worker.tell("end")
+        process.join(5)
+    finally:
+        if process.is_alive():
+            process.kill()
+        process.join()
+        near.close()
+
+
+def _serve(connection: Connection, path: str, cpu: CpuDevice, trust: bool) -> None:
+    """A worker's whole life: pin, load, then do as told until the other end closes."""
+    cpu.pin()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+
+    from tessera_core.profile.replay_loop import ReplayLoop
+
+    torch.set_num_threads(1)
+    torch.set_num_interop_threads(1)
+    try:
+        with torch.inference_mode():  # as the executor's workers do
+            loop = ReplayLoop(load_trace(path), trust, SEED)
+            connection.send(("ready",))
+            while (message := _next(connection))[0] != "end":
+                if message[0] == "time":
+                    connection.send(("samples", loop.samples(message[1], message[2])))
+                else:
+                    loop.run_until(message[1], connection.poll)
+                    connection.recv()
+                    connection.send(("stopped",))
+    except TesseraError as problem:
+        connection.send(("error", type(problem).__name__, str(problem)))
+
+
+def _next(connection: Connection) -> Sequence[Any]:
+    try:
+        message: Sequence[Any] = connection.recv()
+    except EOFError:
+        return ("end",)
+    return message

@@ -1,0 +1,146 @@
+"""Replaying a trace's programs whole, over and over, with a timestamp at every kernel boundary.
+
+Runs inside a pinned worker process (see ``measure_cpu``); this is the only module of profiling that needs torch.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tessera_core.program.generate import new_memory, shared_buffers
+from tessera_core.program.ir import Program, Trace
+from tessera_core.program.memory import Memory
+from tessera_core.program.replay import KernelRunner
+from tessera_core.program.weights import generator_for, materialise_weights, random_inputs
+
+SLOTS = 4
+"""Memories that iterations take in turn, as a pipeline's slots would: none finds its state in cache by luck."""
+
+STATE_BYTES_LIMIT = 1 << 30
+"""All slots of a program together stay below this, as long as one does."""
+
+WARM_UP_ITERATIONS = 3
+LEAST_ITERATIONS = 5
+"""Timed even where the budget is over before."""
+
+MOST_ITERATIONS = 20_000
+"""Enough for any interval; further ones would only take memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """A memory, and the integer state that each iteration starts from (tensor in memory, its value)."""
+
+    memory: Memory
+    resets: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+    def reset(self) -> None:
+        """Put positions and counters back: a step moves them on, and may not run past the capacity."""
+        for tensor, value in self.resets:
+            tensor.copy_(value)
+
+
+class ReplayLoop:
+    """All programs of a trace, ready to be replayed on random weights, inputs and state."""
+
+    def __init__(self, trace: Trace, trusted: bool, seed: int) -> None:
+        wanted = {buffer for program in trace.programs for buffer in shared_buffers(trace, program)}
+        shared = materialise_weights(trace, wanted, trusted=trusted)
+        self._runners: list[list[KernelRunner]] = []
+        self._slots: list[Sequence[_Slot]] = []
+        for program in trace.programs:
+            self._runners.append(
+                [KernelRunner(trace, program, kernel.id, trusted) for kernel in program.kernels]
+            )
+            self._slots.append(
+                [_slot(trace, program, shared, seed, number) for number in range(slots_of(trace, program))]
+            )
+
+    def samples(self, program: int, seconds: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Replay for about ``seconds``: nanoseconds of every kernel, and which iterations were disturbed.
+
+        Shapes (iterations, kernels) and (iterations,). An iteration is disturbed where the system gave the CPU
+        to something else in the middle of it.
+        """
+        rows: list[list[int]] = []
+        switches: list[int] = []
+        gc.collect()
+        gc.disable()
+        try:
+            warm_until = time.perf_counter() + seconds / 10
+            warmed = 0
+            while warmed < WARM_UP_ITERATIONS or time.perf_counter() < warm_until:
+                self._iterate(program, warmed)
+                warmed += 1
+            switches.append(_switches())
+            until = time.perf_counter() + seconds * 0.9
+            while len(rows) < LEAST_ITERATIONS or (
+                time.perf_counter() < until and len(rows) < MOST_ITERATIONS
+            ):
+                rows.append(self._iterate(program, len(rows)))
+                switches.append(_switches())
+        finally:
+            gc.enable()
+        stamps = np.array(rows, dtype=np.int64)
+        return stamps[:, 1:] - stamps[:, :-1], np.diff(np.array(switches)) > 0
+
+    def run_until(self, program: int, stop: Callable[[], bool]) -> None:
+        """Replay ``program`` until ``stop`` says so; it is asked after each iteration."""
+        number = 0
+        while not stop():
+            self._iterate(program, number)
+            number += 1
+
+    def _iterate(self, program: int, number: int) -> list[int]:
+        """One iteration on the next slot; the time at each kernel boundary, one more than kernels."""
+        slots = self._slots[program]
+        slot = slots[number % len(slots)]
+        slot.reset()
+        memory = slot.memory
+        now = time.perf_counter_ns
+        stamps = [now()]
+        for runner in self._runners[program]:
+            runner(memory)
+            stamps.append(now())
+        return stamps
+
+
+def _switches() -> int:
+    """How often this thread has lost the CPU while it could have gone on."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+
+
+def slots_of(trace: Trace, program: Program) -> int:
+    """How many memories a program is replayed on."""
+    size = sum(
+        trace.buffers[buffer].bytes
+        for buffer in {trace.tensors[binding.tensor].buffer for binding in program.io}
+    )
+    return max(1, min(SLOTS, STATE_BYTES_LIMIT // max(1, size)))
+
+
+def _slot(
+    trace: Trace,
+    program: Program,
+    shared: dict[int, torch.UntypedStorage],
+    seed: int,
+    number: int,
+) -> _Slot:
+    requests = range(number * program.batch, (number + 1) * program.batch)
+    memory = new_memory(trace, program, shared, random_inputs(trace, program, seed, requests))
+    resets = []
+    for name, binding in program.bindings("state").items():
+        tensor = memory.view(binding.tensor)
+        if tensor.dtype.is_floating_point:  # a cache of zeros would be faster than any real one
+            tensor.normal_(generator=generator_for(seed, "state", name, number))
+        else:
+            resets.append((tensor, tensor.clone()))
+    return _Slot(memory, tuple(resets))

@@ -1,0 +1,61 @@
+"""Kernel times for devices that are not here: a roofline with a launch floor, and an interval that owns up to
+how far rooflines miss.
+
+The time is the largest of three bounds: the launch floor, flops over the achievable rate, and bytes over the
+achievable bandwidth (Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009, plus the floor).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tessera_core.devices.modelled import Z_90, ModelledDevice
+from tessera_core.program.ir import Kernel
+
+MATRIX_KINDS = frozenset({"matmul", "attention", "convolution"})
+"""Kernels that run on matrix units; all others compute on vector units and are nearly always memory-bound."""
+
+POINTWISE_KINDS = frozenset({"pointwise", "copy", "counter", "embedding"})
+"""Kernels without a reduction: they end as soon as the last block has run, so their floor is lower."""
+
+# The median of a normal distribution's absolute value, in standard deviations: turns a median error into one.
+_MEDIAN_OF_ABSOLUTE = 0.6745
+
+
+@dataclass(frozen=True, slots=True)
+class ModelledTime:
+    """A modelled time with its 90% interval, and in words what bounds it."""
+
+    median_us: float
+    low_us: float
+    high_us: float
+    detail: str
+
+
+def modelled_time(kernel: Kernel, device: ModelledDevice) -> ModelledTime:
+    """The time of ``kernel`` on ``device``, in microseconds."""
+    moved = kernel.read_bytes + kernel.written_bytes
+    compute = device.compute(kernel.dtype, kernel.kind in MATRIX_KINDS)
+    memory = device.memory()
+    pointwise = kernel.kind in POINTWISE_KINDS
+    bounds = (
+        (device.floor_us(pointwise, max(1, len(kernel.ops))), 0.0, "launch floor"),
+        (kernel.flops / compute.per_s * 1e6, compute.log_deviation, f"compute ({compute.origin})"),
+        (moved / memory.per_s * 1e6, memory.log_deviation, f"memory ({memory.origin})"),
+    )
+    time_us, rate_deviation, name = max(bounds, key=lambda bound: bound[0])
+    large = moved >= device.catalogue.large_from_l2_multiple * device.type.l2_bytes
+    error = device.catalogue.large_error if large else device.catalogue.small_error
+    factor = interval_factor(error, rate_deviation)
+    return ModelledTime(time_us, time_us / factor, time_us * factor, f"roofline: {name}")
+
+
+def interval_factor(median_error: float, rate_deviation: float) -> float:
+    """By what factor the 90% interval reaches up and down.
+
+    Errors are taken as log-normal: ``median_error`` is the median relative error of the model itself, and
+    ``rate_deviation`` the standard deviation of the logarithm of the rate that was put in.
+    """
+    model_deviation = math.log1p(median_error) / _MEDIAN_OF_ABSOLUTE
+    return math.exp(Z_90 * math.hypot(model_deviation, rate_deviation))

@@ -1,0 +1,99 @@
+import math
+import multiprocessing
+import os
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tessera_core.devices.cpu import CpuDevice
+from tessera_core.profile import links
+from tessera_core.profile.links import SIZES_BYTES, LinkSamples, fit_line, fit_link
+from tessera_formats.errors import DeviceLostError
+
+
+@given(st.floats(0.1, 1000), st.floats(10, 1e6))
+def test_a_fit_recovers_the_line_it_was_drawn_from(intercept_us: float, bytes_per_us: float) -> None:
+    line = fit_line(SIZES_BYTES, [intercept_us + size / bytes_per_us for size in SIZES_BYTES])
+    for size in SIZES_BYTES:
+        assert math.isclose(line.time_us(size), intercept_us + size / bytes_per_us, rel_tol=1e-6)
+
+
+def test_a_fit_recovers_a_noisy_line_within_the_noise() -> None:
+    noise = np.random.default_rng(1).normal(1.0, 0.02, 6000)
+    sizes = np.tile(SIZES_BYTES, 1000)
+    line = fit_line(list(sizes), list((12.0 + sizes / 30_000) * noise))
+    assert math.isclose(line.intercept_us, 12.0, rel_tol=0.02)
+    assert math.isclose(line.bytes_per_us, 30_000, rel_tol=0.02)
+
+
+def test_a_fit_never_gives_a_negative_latency() -> None:
+    line = fit_line([1000, 2000, 4000], [0.5, 2.0, 8.0])  # grows faster than a line
+    assert line.intercept_us == 0.0
+    assert line.bytes_per_us > 0
+
+
+def samples() -> LinkSamples:
+    sizes = np.repeat(SIZES_BYTES, 5).astype(np.int64)
+    return LinkSamples(
+        size_bytes=sizes,
+        copy_us=2.0 + sizes / 5000,
+        post_us=np.full(len(sizes), 3.0),
+        wake_us=np.full(len(sizes), 10.0),
+        read_us=np.array([1.5]),
+        answer_us=np.array([0.5]),
+    )
+
+
+def test_a_link_keeps_apart_what_each_end_pays() -> None:
+    link = fit_link(samples(), "cpu-1thread")
+    assert math.isclose(link.gbit_per_s, 40.0, rel_tol=1e-6)  # 5,000 bytes a microsecond
+    assert math.isclose(link.send_us, 2.0 + 3.0 + 1.5, rel_tol=1e-6)  # call, message, reading the answer
+    assert link.receive_us == 2.0
+    assert link.latency_us == 10.0
+    assert (link.source, link.destination, link.occupies_sender) == ("cpu-1thread", "cpu-1thread", True)
+    assert link.samples == 30
+
+
+def test_the_residual_says_how_far_the_line_is_off() -> None:
+    assert fit_link(samples(), "t").residual < 0.15  # reading the answer is not in the one-way time
+    bent = replace(
+        samples(), copy_us=2.0 + samples().size_bytes / 5000 * np.where(samples().size_bytes > 1e5, 3, 1)
+    )
+    assert fit_link(bent, "t").residual > fit_link(samples(), "t").residual
+
+
+@pytest.mark.serial
+def test_a_link_between_two_workers_is_measured() -> None:
+    from tessera_core.devices.cpu import cpu_device, usable_cpus
+    from tessera_core.profile.links import measure_link
+
+    if len(usable_cpus()) < 2:
+        pytest.skip("needs two CPUs: this process may use one")
+    link = measure_link(cpu_device("cpu:0"), cpu_device("cpu:1"), "cpu-1thread", 0.2)
+    assert 0.1 < link.latency_us < 10_000
+    assert 1 < link.gbit_per_s < 10_000
+    assert link.origin == "measured" and link.samples >= 100
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("dying", [0, 1])
+def test_a_process_that_dies_ends_the_measurement(dying: int) -> None:
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe() for _ in range(2)]
+    ends = [
+        links._NearEnd(
+            CpuDevice(number, 0),
+            context.Process(
+                target=os._exit if number == dying else time.sleep, args=(3 if number == dying else 60,)
+            ),
+            pipes[number][0],
+        )
+        for number in range(2)
+    ]
+    with pytest.raises(DeviceLostError, match=rf"cpu:{dying} was lost.*exit code 3"):
+        links._exchange(ends)
+    assert not any(end.process.is_alive() for end in ends)
