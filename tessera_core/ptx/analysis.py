@@ -1,0 +1,135 @@
+"""The public door: what one launch of a module's kernel reads and writes.
+
+Assumptions (the theorem holds under these): an access stays inside the allocation that its address was computed
+from; an index read from memory is not a pointer in disguise where it is added to one; allocations start at
+multiples of 256 bytes; ``buffer_bytes`` names every buffer that the launch could reach; the launch ends without a
+trap; no peer or host memory is mapped into the buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from tessera_core.ptx.footprint import Footprint, PtxAccess
+from tessera_core.ptx.interpreter import Interpreter
+from tessera_core.ptx.kernel import Kernel, kernel_of
+from tessera_core.ptx.parameters import LaunchShape, Relocation
+from tessera_core.ptx.syntax import Module
+from tessera_core.ptx.values import BlocksDiffer, Int
+
+__all__ = ["LaunchAnalysis", "LaunchShape", "PtxAccess", "Relocation", "analyse_launch"]
+
+# Blocks beyond this are not told apart: block indices become intervals.
+BLOCKS_LIMIT = 1 << 20
+
+# Groups of blocks that behave differently before the same happens.
+GROUPS_LIMIT = 64
+
+_MODES: tuple[Literal["read", "write"], ...] = ("read", "write")
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchAnalysis:
+    """All accesses of one launch. ``unknown_opcodes``: opcodes that the effects table lacks. ``fallbacks``: one
+    line per reason for which not even the base of an access is known, with the line in the module."""
+
+    accesses: tuple[PtxAccess, ...]
+    unknown_opcodes: tuple[str, ...]
+    fallbacks: tuple[str, ...]
+
+
+def analyse_launch(module: Module, launch: LaunchShape, buffer_bytes: Mapping[int, int]) -> LaunchAnalysis:
+    """The reads and writes of ``launch``, in bytes from the start of each buffer.
+
+    ``buffer_bytes``: size of every buffer that the launch could reach; where the base of an address is unknown, all
+    of them count as read and written. Results are remembered per module and launch, whatever the buffers are called.
+
+    Raises InputError where the module has no such kernel.
+    """
+    names = tuple(dict.fromkeys(relocation.buffer for relocation in launch.relocations))
+    number = {buffer: index for index, buffer in enumerate(names)}
+    content = bytearray(launch.parameters)
+    for relocation in launch.relocations:
+        content[relocation.offset : relocation.offset + 8] = bytes(8)
+    canonical = replace(
+        launch,
+        parameters=bytes(content[: len(launch.parameters)]),
+        relocations=tuple(Relocation(r.offset, number[r.buffer], r.byte_offset) for r in launch.relocations),
+    )
+    result = _analyse(module, canonical, tuple(buffer_bytes.get(buffer, 0) for buffer in names))
+    accesses = [
+        replace(access, buffer=names[access.buffer])
+        for access in result.accesses
+        if access.must or not result.everything  # the fallback below takes in every access that is not sure
+    ]
+    if result.everything:
+        reason, line = result.everything[0]
+        accesses.extend(
+            PtxAccess(
+                buffer=buffer,
+                mode=mode,
+                must=False,
+                boxes=None,
+                precision="fallback",
+                reason=reason,
+                line=line,
+            )
+            for buffer in sorted({*buffer_bytes, *names})
+            for mode in _MODES
+        )
+    return LaunchAnalysis(
+        accesses=tuple(sorted(accesses, key=lambda access: (access.buffer, access.mode, not access.must))),
+        unknown_opcodes=result.unknown_opcodes,
+        fallbacks=tuple(
+            f"{reason} (line {line})" for reason, line in (*result.everything, *result.variables)
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    accesses: tuple[PtxAccess, ...]
+    unknown_opcodes: tuple[str, ...]
+    everything: tuple[tuple[str, int], ...]
+    variables: tuple[tuple[str, int], ...]
+
+
+@lru_cache(maxsize=4096)
+def _analyse(module: Module, launch: LaunchShape, sizes: tuple[int, ...]) -> _Result:
+    kernel = kernel_of(module, launch.entry)
+    footprint = _interpret(kernel, launch)
+    steps = kernel.flow.steps
+    return _Result(
+        accesses=footprint.accesses(dict(enumerate(sizes))),
+        unknown_opcodes=tuple(sorted({".".join(step.parts) for step in steps if not step.effects.known})),
+        everything=tuple(footprint.everything.items()),
+        variables=tuple(footprint.variables.items()),
+    )
+
+
+def _interpret(kernel: Kernel, launch: LaunchShape) -> Footprint:
+    """Interpret all blocks together, dividing them where they behave differently."""
+    blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
+    total = Footprint()
+    waiting: list[Int] = []
+    if 0 < blocks <= BLOCKS_LIMIT:
+        waiting.append(np.arange(blocks, dtype=np.int64))
+    elif blocks:
+        return Interpreter(kernel, launch, None).run()
+    groups = 1
+    while waiting:
+        group = waiting.pop()
+        try:
+            total.merge(Interpreter(kernel, launch, group).run())
+        except BlocksDiffer as different:
+            parts = [group[different.classes == value] for value in np.unique(different.classes)]
+            groups += len(parts) - 1
+            if groups > GROUPS_LIMIT:
+                return Interpreter(kernel, launch, None).run()
+            waiting.extend(parts)
+    return total
