@@ -1,2 +1,1 @@
-"""Showing results to people: tables and timelines made from artifacts, without running anything.
-"""
+"""Showing results to people: tables and timelines made from artifacts, without running anything."""

@@ -1,0 +1,1 @@
+"""One module per subcommand of `tessera`, each named after the command that it holds."""

@@ -1,0 +1,88 @@
+"""Arguments and options that several commands share, each declared once with its help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from tessera_core.trace.request import ProgramRequest
+
+Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="Trace folder, as `tessera trace` writes it.")]
+TraceOption = Annotated[
+    Path, typer.Option("--trace", metavar="TRACE", help="Trace folder that the plan was made for.")
+]
+DepsOption = Annotated[
+    Path, typer.Option("--deps", metavar="DEPS", help="Deps folder that the plan was made for.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the facts as one JSON object instead of tables.")]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust-model",
+        help="Allow importing the user's own factory and Triton kernels that the trace names.",
+    ),
+]
+
+
+def folder(kind: str) -> typer.models.OptionInfo:
+    """The ``-o`` of a stage that writes a folder."""
+    option: typer.models.OptionInfo = typer.Option(
+        "-o",
+        "--output",
+        metavar="FOLDER",
+        callback=_no_stream,
+        help=f"The {kind} folder to write; replaced in one step if it exists.",
+    )
+    return option
+
+
+def file(kind: str) -> typer.models.OptionInfo:
+    """The ``-o`` of a stage that writes a single file."""
+    option: typer.models.OptionInfo = typer.Option(
+        "-o", "--output", metavar="FILE", help=f"The {kind} file to write; - is standard output."
+    )
+    return option
+
+
+def at_most_one_stream(paths: Sequence[Path | str]) -> None:
+    """Standard input can be read once, so at most one artifact of a call is ``-``."""
+    if [str(path) for path in paths].count("-") > 1:
+        raise typer.BadParameter("only one artifact of a call can be - (standard input)")
+
+
+def _no_stream(path: Path) -> Path:
+    if str(path) == "-":
+        raise typer.BadParameter("this artifact is a folder and can't go to standard output; name it")
+    return path
+
+
+def pairs(option: str, texts: list[str]) -> dict[str, str]:
+    """``NAME=VALUE`` texts as a mapping; anything else, or a name given twice, is wrong usage."""
+    result: dict[str, str] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not name or not value:
+            raise typer.BadParameter(f"{option} takes NAME=HARDWARE, not {text!r}")
+        if name in result:
+            raise typer.BadParameter(f"{option} names {name} twice")
+        result[name] = value
+    return result
+
+
+def requests(
+    programs: list[str], phase: str | None, batch: int, context: int | None
+) -> tuple[ProgramRequest, ...]:
+    """The programs to trace, from ``--program`` and the short form; none at all is wrong usage."""
+    from tessera_core.trace.request import parse_program
+
+    if phase is not None:
+        if context is None:
+            raise typer.BadParameter("--phase needs --context too")
+        programs = [*programs, f"{phase}:batch={batch},context={context}"]
+    if not programs:
+        raise typer.BadParameter("name what to record: --program, or --phase, --batch and --context")
+    return tuple(parse_program(text) for text in programs)

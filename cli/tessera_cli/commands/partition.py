@@ -1,0 +1,49 @@
+"""``tessera partition``: what runs where, and what that gains over simpler ways to share the work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from tessera_cli.commands import options
+from tessera_cli.output import Output
+
+
+def command(
+    trace: options.Trace,
+    deps: Annotated[Path, typer.Argument(metavar="DEPS", help="Deps folder of the same trace.")],
+    profiles: Annotated[
+        list[str], typer.Argument(metavar="PROFILE...", help="Profiles of the same trace; one may be -.")
+    ],
+    cluster: Annotated[Path, typer.Option(metavar="FILE", help="Cluster file: devices and links.")],
+    policy: Annotated[
+        Literal["throughput", "latency"],
+        typer.Option(help="What to minimise: the interval, or one iteration."),
+    ],
+    output: Annotated[str, options.file("plan")],
+    strategy: Annotated[
+        Literal["auto", "placement", "data-parallel", "single"],
+        typer.Option(help="How to share the work; auto picks the best and tells by how much."),
+    ] = "auto",
+    in_flight: Annotated[
+        int | None, typer.Option(min=1, help="Batches in flight; else each strategy takes its best.")
+    ] = None,
+    output_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens that a request generates, to weigh decode against prefill.")
+    ] = 32,
+    json: options.Json = False,
+) -> None:
+    """Place kernels on a cluster, beside every baseline.
+
+    Each strategy chooses its own batch and batches in flight within the memory of the devices.
+    """
+    options.at_most_one_stream([trace, deps, *profiles, cluster])
+    from tessera_core.plan.stage import PartitionStage
+
+    stage = PartitionStage(policy=policy, strategy=strategy, in_flight=in_flight, output_tokens=output_tokens)
+    sources = [name if name == "-" else Path(name) for name in profiles]
+    target = output if output == "-" else Path(output)
+    shown = Output(json=json, artifact=output)
+    shown.show(stage.run(trace, deps, sources, cluster, target, shown.progress))
