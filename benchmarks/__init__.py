@@ -1,0 +1,30 @@
+"""Benchmarks: ``python -m benchmarks.NAME`` prints one JSON object and ends with 0 only where every bar holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tessera_core.devices.cpu import processor_name, usable_cpus
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A claim: its name, the value found, what it must be, and whether it is."""
+
+    name: str
+    value: Any
+    bar: str
+    holds: bool
+
+
+def report(benchmark: str, results: Mapping[str, Any], bars: Sequence[Bar]) -> int:
+    """Print a benchmark's findings as JSON; gives the exit code."""
+    machine = f"{processor_name()}, {len(usable_cpus())} CPUs"
+    rows = [asdict(bar) for bar in bars]
+    print(
+        json.dumps({"benchmark": benchmark, "machine": machine, "results": results, "bars": rows}, indent=2)
+    )
+    return 0 if all(bar.holds for bar in bars) else 1

@@ -1,0 +1,352 @@
+"""What one slot of a route holds on one device: its memory, its receive regions, and how work changes them.
+
+Weights and constants are shared between the lanes of a device; everything else belongs to one lane. A received
+buffer that nothing here writes is the region itself, without a copy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from tessera_core.execute.arena import ArenaLayout
+from tessera_core.execute.dispatch import Landing, Progress
+from tessera_core.execute.feeds import kernel_buffers, last_writer
+from tessera_core.execute.segments import RouteModel, Segment
+from tessera_core.program.boxes import Box
+from tessera_core.program.generate import move_state
+from tessera_core.program.ir import IoBinding, Program, Trace
+from tessera_core.program.memory import Memory, view_of
+from tessera_core.program.replay import KernelRunner
+from tessera_core.program.weights import initial_state, materialise_weights, random_inputs
+
+Runners = Mapping[tuple[int, int], tuple[KernelRunner, ...]]
+"""The kernels of each (program, segment index) of a route on one device."""
+
+
+class LaneMemory:
+    """One slot of a route on one device."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        model: RouteModel,
+        device: str,
+        shared: Mapping[int, torch.UntypedStorage],
+        pristine: Mapping[int, torch.UntypedStorage],
+        regions: Mapping[int, torch.UntypedStorage],
+        runners: Runners,
+        seed: int,
+    ) -> None:
+        self.model = model
+        self.batch = -1
+        self._trace, self._seed, self._runners, self._regions = trace, seed, runners, regions
+        self._pristine = pristine
+        self._programs = [trace.program(item.name) for item in model.programs]
+        self._schedule: tuple[int, ...] = ()
+        self._requests: list[int] = []
+        self._tokens: dict[int, list[int]] = {}
+        self._digests: dict[str, str] = {}
+        used = _used_buffers(trace, model, device)
+        bound, copied, rebound = _receive_modes(trace, model, device)
+        self._copied, self._rebound = copied, rebound
+        self._memory = Memory(trace, fixed=(*bound, *copied))
+        for buffer in sorted(used):
+            kind = trace.buffers[buffer].kind
+            if kind in ("weight", "constant"):
+                self._memory.bind(buffer, shared[buffer])
+            elif kind in ("state", "input") or buffer in copied:
+                self._memory.bind(buffer, _zeros(trace.buffers[buffer].bytes))
+        for buffer, transfer in bound.items():
+            self._memory.bind(buffer, regions[transfer])
+        self._states = [
+            {
+                name: trace.tensors[binding.tensor].buffer
+                for name, binding in program.bindings("state").items()
+                if trace.tensors[binding.tensor].buffer in used
+            }
+            for program in self._programs
+        ]
+        self._inputs = [
+            {
+                name: binding.tensor
+                for name, binding in program.bindings("input").items()
+                if trace.tensors[binding.tensor].buffer in used
+            }
+            for program in self._programs
+        ]
+        self._made_here = [
+            _outputs_made(trace, program, item.segments.get(device, ()))
+            for program, item in zip(self._programs, model.programs, strict=True)
+        ]
+
+    def warm_up(self) -> None:
+        """Run every kernel once on whatever lies in memory, so that first-time costs lie before the run."""
+        self.start(-1, list(range(self.model.batch)), range(len(self._programs)))
+        for program in range(len(self._programs)):
+            self._prompt(program, 0)
+        for transfer in self._rebound:
+            self.receive(transfer)
+        for program, segment in self._runners:
+            self.compute(program, segment)
+
+    def start(self, batch: int, requests: Sequence[int], schedule: Sequence[int]) -> None:
+        """A batch enters: fresh state, prompts in place. ``requests``: one id per row of the slot."""
+        self.batch, self._requests, self._schedule = batch, list(requests), tuple(schedule)
+        self._tokens, self._digests = {}, {}
+        for program in dict.fromkeys(self._schedule):
+            self._reset(program)
+            if program == self._schedule[0] or not self.model.programs[program - 1].feeds:
+                self._prompt(program, 0)
+
+    def receive(self, transfer: int) -> None:
+        """Make an arrived transfer the content of its buffer."""
+        move = self.model.transfers[transfer].transfer
+        if transfer in self._rebound:
+            self._memory.bind(move.buffer, self._regions[transfer])
+        elif move.buffer in self._copied:
+            _copy(self._regions[transfer], self._memory.storage(move.buffer), move.boxes, move.bytes)
+
+    def compute(self, program: int, segment: int) -> None:
+        """Run the kernels of a segment."""
+        memory = self._memory
+        for runner in self._runners[program, segment]:
+            runner(memory)
+
+    def send(self, transfer: int) -> tuple[int, str]:
+        """Copy a transfer's bytes into its region; gives the bytes and the receiver."""
+        move = self.model.transfers[transfer].transfer
+        size = self._trace.buffers[move.buffer].bytes
+        _copy(self._memory.storage(move.buffer), self._regions[transfer], move.boxes, size)
+        return move.bytes, move.destination
+
+    def source(self, transfer: int) -> str:
+        """The device that sends a transfer."""
+        return self.model.transfers[transfer].transfer.source
+
+    def collect(self, program: int, segment: int, iteration: int) -> None:
+        """Keep the tokens that a segment has made, and the digests of the batch's final outputs."""
+        for binding in self._made_here[program].get(segment, ()):
+            value = self._memory.view(binding.tensor)
+            tokens = token_values(binding, value)
+            if tokens is not None:
+                self._tokens[iteration] = tokens
+            if iteration == len(self._schedule) - 1:
+                self._digests[binding.name] = output_digest(value)
+
+    def carry_out(self, progress: Progress) -> tuple[list[tuple[int, int, int, int, int]], tuple[int, ...]]:
+        """Do what an event led to; gives moves (iteration, program, bytes, start and end in ns) and freed regions.
+
+        Outputs made here land before the iteration's end prepares the next one; those received, after it.
+        """
+        moves: list[tuple[int, int, int, int, int]] = []
+        for landing in progress.landed:
+            if landing.feed.transfer is None:
+                self._land(landing)
+        for iteration, program in progress.ended:
+            start = time.monotonic_ns()
+            size = self._end_iteration(iteration, program)
+            if size:
+                moves.append((iteration, program, size, start, time.monotonic_ns()))
+        for landing in progress.landed:
+            if landing.feed.transfer is not None:
+                self._land(landing)
+        return moves, progress.freed
+
+    def _land(self, landing: Landing) -> None:
+        """Put an output into the input that it feeds, at its requests' rows."""
+        source = self._programs[landing.program]
+        target = self.model.programs[landing.program].target
+        binding = source.bindings("output")[landing.feed.output]
+        if landing.feed.transfer is None:
+            value = self._memory.view(binding.tensor)
+        else:
+            value = view_of(self._regions[landing.feed.transfer], self._trace.tensors[binding.tensor])
+        wanted = self._memory.view(self._inputs[target][landing.feed.input])
+        first = self._first_row(landing.program, landing.iteration)
+        wanted.narrow(0, first, value.shape[0]).copy_(value)
+
+    def _end_iteration(self, iteration: int, program: int) -> int:
+        """Hand state on to the next phase and prepare the program's next iteration; gives the bytes moved."""
+        target = self.model.programs[program].target
+        if target == program:
+            return 0
+        moved = 0
+        first = self._first_row(program, iteration)
+        if target in self._schedule:
+            here = [name for name in self._states[program] if name in self._states[target]]
+            if here:
+                memory, programs = self._memory, self._programs
+                move_state(self._trace, programs[program], memory, programs[target], memory, first, here)
+                moved = sum(self._trace.buffers[self._states[program][name]].bytes for name in here)
+        if self._schedule[iteration + 1 : iteration + 2] == (program,):
+            self._reset(program)
+            self._prompt(program, first + self._programs[program].batch)
+        return moved
+
+    def finish(self) -> tuple[dict[int, list[int]], dict[str, str]]:
+        """The batch's tokens by iteration, and digests of its final outputs, as far as they were made here."""
+        self.batch = -1
+        return self._tokens, self._digests
+
+    def _first_row(self, program: int, iteration: int) -> int:
+        if self.model.programs[program].target == program:
+            return 0
+        return (iteration - self._schedule.index(program)) * self._programs[program].batch
+
+    def _reset(self, program: int) -> None:
+        for buffer in self._states[program].values():
+            size = self._trace.buffers[buffer].bytes
+            _copy(self._pristine[buffer], self._memory.storage(buffer), None, size)
+
+    def _prompt(self, program: int, first: int) -> None:
+        if self._inputs[program]:
+            record = self._programs[program]
+            values = random_inputs(
+                self._trace, record, self._seed, self._requests[first : first + record.batch]
+            )
+            for name, tensor in self._inputs[program].items():
+                self._memory.view(tensor).copy_(values[name])
+
+
+def build_lanes(
+    trace: Trace,
+    models: Sequence[RouteModel],
+    device: str,
+    arena: memoryview,
+    layout: ArenaLayout,
+    *,
+    seed: int,
+    weights_file: Path | None,
+    trusted: bool,
+) -> list[LaneMemory]:
+    """The memories of all lanes on a device; builds only the weights that its kernels use."""
+    used = set().union(*(_used_buffers(trace, model, device) for model in models))
+    shared = materialise_weights(
+        trace,
+        [b for b in sorted(used) if trace.buffers[b].kind in ("weight", "constant")],
+        weights_file,
+        trusted,
+    )
+    pristine: dict[int, torch.UntypedStorage] = {}
+    for name in dict.fromkeys(program.name for model in models for program in model.programs):
+        fresh = initial_state(trace, trace.program(name))
+        pristine |= {buffer: storage for buffer, storage in fresh.items() if buffer in used}
+    lanes: list[LaneMemory] = []
+    for model in models:
+        runners = {
+            (program.index, segment.index): tuple(
+                KernelRunner(trace, trace.program(program.name), kernel, trusted)
+                for kernel in segment.kernels
+            )
+            for program in model.programs
+            for segment in program.segments.get(device, ())
+        }
+        for _ in range(model.slots):
+            regions = {
+                transfer: torch.frombuffer(
+                    arena, dtype=torch.uint8, offset=offset, count=size
+                ).untyped_storage()
+                for (lane, transfer), (offset, size) in layout.regions.items()
+                if lane == len(lanes) and size
+            }
+            lanes.append(LaneMemory(trace, model, device, shared, pristine, regions, runners, seed))
+    return lanes
+
+
+def output_digest(value: torch.Tensor) -> str:
+    """sha256 of a tensor's elements in order, whatever its strides."""
+    raw = value.contiguous().flatten().view(torch.uint8).numpy()
+    return hashlib.sha256(raw.tobytes()).hexdigest()
+
+
+def token_values(binding: IoBinding, value: torch.Tensor) -> list[int] | None:
+    """The token of each request where an output is one: an integer per request that feeds an input."""
+    if binding.feeds is None or value.dtype.is_floating_point or value.numel() != value.shape[0]:
+        return None
+    return [int(token) for token in value.flatten().tolist()]
+
+
+def _used_buffers(trace: Trace, model: RouteModel, device: str) -> set[int]:
+    used: set[int] = set()
+    for item in model.programs:
+        buffers = kernel_buffers(trace, trace.program(item.name))
+        for segment in item.segments.get(device, ()):
+            used.update(*(buffers[kernel] for kernel in segment.kernels))
+    return used
+
+
+def _receive_modes(
+    trace: Trace, model: RouteModel, device: str
+) -> tuple[dict[int, int], frozenset[int], frozenset[int]]:
+    """How received buffers land: bound for good (buffer -> transfer), copied (buffers), rebound (transfers).
+
+    One whole transfer of a buffer that nothing here writes is bound once. Several whole ones are rebound as
+    they arrive; boxes are copied into a storage of the device's own.
+    """
+    written: set[int] = set()
+    for item in model.programs:
+        program = trace.program(item.name)
+        here = {kernel for segment in item.segments.get(device, ()) for kernel in segment.kernels}
+        for op in program.ops:
+            if op.kernel in here:
+                targets = (*op.outputs, *(o.tensor for o in op.operands if o.mode == "write"))
+                written.update(trace.tensors[tensor].buffer for tensor in targets)
+    arriving: dict[int, list[int]] = {}
+    for move in model.transfers:
+        if move.used and move.transfer.destination == device:
+            arriving.setdefault(move.transfer.buffer, []).append(move.index)
+    bound: dict[int, int] = {}
+    copied: set[int] = set()
+    rebound: set[int] = set()
+    for buffer, transfers in arriving.items():
+        if len(transfers) == 1 and buffer not in written:
+            bound[buffer] = transfers[0]
+        elif all(model.transfers[t].transfer.boxes is None for t in transfers):
+            rebound.update(transfers)
+        else:
+            copied.add(buffer)
+    return bound, frozenset(copied), frozenset(rebound)
+
+
+def _outputs_made(
+    trace: Trace, program: Program, segments: Sequence[Segment]
+) -> dict[int, tuple[IoBinding, ...]]:
+    """The outputs whose last writer lies in each segment."""
+    made: dict[int, tuple[IoBinding, ...]] = {}
+    place = {kernel: segment.index for segment in segments for kernel in segment.kernels}
+    for binding in program.bindings("output").values():
+        writer = last_writer(trace, program, trace.tensors[binding.tensor].buffer)
+        if writer in place:
+            made[place[writer]] = (*made.get(place[writer], ()), binding)
+    return made
+
+
+def _zeros(size: int) -> torch.UntypedStorage:
+    return torch.zeros(size, dtype=torch.uint8).untyped_storage()
+
+
+def _bytes(storage: torch.UntypedStorage, size: int) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,), (1,))
+
+
+def _copy(
+    source: torch.UntypedStorage,
+    target: torch.UntypedStorage,
+    boxes: Sequence[Box] | None,
+    size: int,
+) -> None:
+    """Copy the first ``size`` bytes, or some boxes of them, to the same places."""
+    if boxes is None:
+        if size:
+            _bytes(target, size).copy_(_bytes(source, size))
+        return
+    for box in boxes:
+        shape = [count for count, _ in box.dims] + [box.run]
+        strides = [stride for _, stride in box.dims] + [1]
+        view = torch.empty(0, dtype=torch.uint8).set_(target, box.start, shape, strides)
+        view.copy_(torch.empty(0, dtype=torch.uint8).set_(source, box.start, shape, strides))
