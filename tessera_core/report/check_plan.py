@@ -9,7 +9,7 @@ from tessera_core.deps.graph import load_deps
 from tessera_core.plan.cluster import load_cluster
 from tessera_core.plan.evaluate import defects, input_defects
 from tessera_core.plan.ir import Plan, load_plan
-from tessera_core.profile.catalogue import catalogue
+from tessera_core.plan.stage import memory_of
 from tessera_core.profile.times import LinkRow, load_profiles
 from tessera_core.program.ir import Trace
 from tessera_core.program.store import load_trace
@@ -54,10 +54,7 @@ def _input_defects(plan: Plan, trace: Trace, profiles: Sequence[Path], cluster: 
     def link(source: str, destination: str) -> LinkRow | None:
         return times.links.get((source, destination))
 
-    def memory_bytes(name: str) -> int | None:
-        return catalogue().type(name).memory_bytes
-
-    resolved = load_cluster(cluster, link, memory_bytes)
+    resolved = load_cluster(cluster, link, memory_of(times))
     condition = plan.facts["condition"]
     return input_defects(
         plan,

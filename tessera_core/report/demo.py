@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tessera_core.plan.evaluate import speed
+from tessera_core.plan.figures import speed
 from tessera_core.plan.ir import Plan, load_plan
 from tessera_core.report.facts import Facts, FactTable
 from tessera_formats.adapt import read_adapt

@@ -24,8 +24,11 @@ def command(
     ],
     output: Annotated[str, options.file("plan")],
     strategy: Annotated[
-        Literal["auto", "placement", "data-parallel", "single"],
-        typer.Option(help="How to share the work; auto picks the best and tells by how much."),
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="auto, placement, data-parallel or single; auto picks the best and tells by how much.",
+        ),
     ] = "auto",
     in_flight: Annotated[
         int | None, typer.Option(min=1, help="Batches in flight; else each strategy takes its best.")

@@ -1,0 +1,288 @@
+"""Placements of a problem's units as plain tuples: their cost, their trimming, and good ones found without
+a solver, from which the solver starts.
+
+A placement gives for each unit the devices that it runs on, as a sorted tuple of indices: one device, or
+for a replicable state writer every home of its families.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, permutations
+
+from tessera_core.plan.problem import Problem
+
+Placement = tuple[tuple[int, ...], ...]
+
+BAND_CUTS = 12
+"""Cut points tried per boundary of a band heuristic; finer ones rarely survive the first solver node."""
+
+MOVES = 4
+"""How often all cuts are tried at one step size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """A placement's figures in the cost model, per program; ``excess_bytes``: memory beyond what is there.
+
+    ``loads_us[p][d]``: what device d does in an iteration of program p; ``wire_us[p]``: the busiest link.
+    """
+
+    loads_us: tuple[tuple[float, ...], ...]
+    wire_us: tuple[float, ...]
+    resource_us: tuple[float, ...]
+    serial_us: tuple[float, ...]
+    path_us: tuple[float, ...]
+    excess_bytes: int
+    domain_bytes: tuple[int, ...]
+
+    def interval_us(self, rates: Sequence[int], slots: int) -> float:
+        """Rate-weighted bound on the intervals."""
+        pairs = zip(rates, self.resource_us, self.path_us, strict=True)
+        return sum(rate * max(load, path / slots) for rate, load, path in pairs)
+
+    def latency_us(self, rates: Sequence[int]) -> float:
+        """Rate-weighted serial latency."""
+        return sum(rate * serial for rate, serial in zip(rates, self.serial_us, strict=True))
+
+
+def cheapest_source(problem: Problem, size: int, sources: Sequence[int], destination: int) -> int:
+    """Which of several devices that hold a buffer sends it."""
+    return min(sources, key=lambda s: (problem.cross_us(size, s, destination), s))
+
+
+def crossings(problem: Problem, placement: Placement) -> list[tuple[int, int, int]]:
+    """(flow, source, destination) of everything that a placement ships, in order of the flows."""
+    found = []
+    for index, flow in enumerate(problem.flows):
+        held = placement[flow.producer]
+        wanted = {d for unit in flow.consumers for d in placement[unit]} - set(held)
+        for d in sorted(wanted):
+            found.append((index, cheapest_source(problem, flow.size, held, d), d))
+    return found
+
+
+def homes(problem: Problem, placement: Placement) -> list[tuple[int, ...]]:
+    """Devices on which each family lives."""
+    return [tuple(sorted({d for u in family.units for d in placement[u]})) for family in problem.families]
+
+
+def cost(problem: Problem, placement: Placement) -> Cost:
+    """Figures of a placement."""
+    programs, devices = range(len(problem.programs)), range(len(problem.devices))
+    load = [[0.0] * len(devices) for _ in programs]
+    wire: list[dict[tuple[int, int], float]] = [defaultdict(float) for _ in programs]
+    serial = [0.0 for _ in programs]
+    received = [0 for _ in devices]
+    used = [[False] * len(devices) for _ in programs]
+    for unit, where in zip(problem.units, placement, strict=True):
+        for p in {p for p, _ in unit.kernels}:
+            for d in where:
+                load[p][d] += unit.times[p][d]
+                serial[p] += unit.times[p][d]
+                used[p][d] = True
+    crossed: dict[tuple[int, int], float] = {}
+    for index, s, d in crossings(problem, placement):
+        flow = problem.flows[index]
+        load[flow.program][s] += problem.send_us(flow.size, s, d)
+        load[flow.program][d] += problem.receive_us(s, d)
+        wire[flow.program][s, d] += problem.link_us(flow.size, s, d)
+        serial[flow.program] += problem.cross_us(flow.size, s, d)
+        received[d] += flow.size
+        for unit_index in flow.consumers:
+            if d in placement[unit_index]:
+                key = (flow.producer, unit_index)
+                crossed[key] = max(crossed.get(key, 0.0), problem.cross_us(flow.size, s, d))
+    for p in programs:
+        for d in devices:
+            if used[p][d]:
+                load[p][d] += problem.overheads[d]
+                serial[p] += problem.overheads[d]
+    path = [
+        sum(problem.units[u].times[p][placement[u][0]] for u in problem.paths[p])
+        + sum(crossed.get(pair, 0.0) for pair in pairwise(problem.paths[p]))
+        for p in programs
+    ]
+    fixed = _memory(problem, placement, received)
+    domain_bytes = tuple(sum(fixed[d] for d in members) for _, members in problem.domains)
+    wires = tuple(max(wire[p].values(), default=0.0) for p in programs)
+    return Cost(
+        loads_us=tuple(tuple(row) for row in load),
+        wire_us=wires,
+        resource_us=tuple(max(*load[p], wires[p]) for p in programs),
+        serial_us=tuple(serial),
+        path_us=tuple(path),
+        excess_bytes=sum(
+            max(0, held - size) for held, (size, _) in zip(domain_bytes, problem.domains, strict=True)
+        ),
+        domain_bytes=domain_bytes,
+    )
+
+
+def trimmed(problem: Problem, placement: Placement) -> Placement:
+    """Drop copies of state writers where nothing else of their families runs and nobody takes their output.
+
+    A solver leaves such copies wherever they don't raise the busiest device's load.
+    """
+    taken: dict[int, set[int]] = defaultdict(set)
+    for flow in problem.flows:
+        if problem.units[flow.producer].replicable:
+            wanted = {d for unit in flow.consumers for d in placement[unit]}
+            taken[flow.producer] |= wanted & set(placement[flow.producer])
+    return _with_writers(problem, placement, taken)
+
+
+def single(problem: Problem, device: int) -> Placement:
+    """Everything on one device."""
+    return tuple((device,) for _ in problem.units)
+
+
+def settled(problem: Problem, devices: Sequence[int]) -> Placement:
+    """A placement from one device per unit: replicable writers then follow whoever reads their state."""
+    return _with_writers(problem, [(d,) for d in devices], {})
+
+
+def _with_writers(
+    problem: Problem, placement: Sequence[tuple[int, ...]], taken: Mapping[int, set[int]]
+) -> Placement:
+    """The placement with replicable units on the fewest devices: where others need the state that they write,
+    and in ``taken``. A state that nobody else needs lives where its first writer was."""
+    written: dict[int, list[int]] = defaultdict(list)
+    read: dict[int, list[int]] = defaultdict(list)
+    lives: list[set[int]] = [set() for _ in problem.families]
+    for index, family in enumerate(problem.families):
+        for unit in family.units:
+            if unit in family.writers:
+                written[unit].append(index)
+                lives[index] |= taken.get(unit, set())
+            elif problem.units[unit].replicable:
+                read[unit].append(index)
+            else:
+                lives[index] |= set(placement[unit])
+    _settle(lives, written, read)
+    for index, family in enumerate(problem.families):
+        if not lives[index] and family.writers:
+            lives[index].add(min(placement[family.writers[0]]))
+            _settle(lives, written, read)
+    where = list(placement)
+    for unit, indices in written.items():
+        where[unit] = tuple(sorted(lives[indices[0]]))
+    return tuple(where)
+
+
+def _settle(
+    lives: list[set[int]], written: Mapping[int, Sequence[int]], read: Mapping[int, Sequence[int]]
+) -> None:
+    """Grow homes until each replicable unit's written families share theirs and what it reads is there too."""
+    changed = True
+    while changed:
+        changed = False
+        for unit, indices in written.items():
+            own = set().union(*(lives[i] for i in indices))
+            for i in indices:
+                if lives[i] != own:
+                    lives[i] = set(own)
+                    changed = True
+            for i in read.get(unit, ()):
+                if not own <= lives[i]:
+                    lives[i] |= own
+                    changed = True
+
+
+def starting_points(problem: Problem) -> list[Placement]:
+    """Single devices, and bands: the program cut into runs of kernels, one run per device.
+
+    Bands follow the layers where kernels know theirs, so that all programs of a route cut alike and state
+    stays where it is. Two devices get cuts all around the balanced one; with more, cuts start from the balanced
+    ones and move while that helps, and beyond three only the given order of devices is tried.
+    """
+    count = len(problem.devices)
+    found = [single(problem, d) for d in range(count)]
+    if count == 1:
+        return found
+    depth = _depths(problem)
+    orders = list(permutations(range(count))) if count <= 3 else [tuple(range(count))]
+    total = [sum(sum(times[d] for times in unit.times) for unit in problem.units) for d in range(count)]
+    for order in orders:
+        speeds = [1 / max(total[d], 1e-9) for d in order]
+        balanced = [sum(speeds[: i + 1]) / sum(speeds) for i in range(count - 1)]
+        if count == 2:
+            around = [balanced[0] + (i - BAND_CUTS // 2) / (2 * BAND_CUTS) for i in range(BAND_CUTS + 1)]
+            found += [_bands(problem, depth, order, [c]) for c in around if 0 < c < 1]
+        else:
+            found += _moved_cuts(problem, depth, order, balanced)
+    return found
+
+
+def _bands(
+    problem: Problem, depth: Sequence[float], order: Sequence[int], cuts: Sequence[float]
+) -> Placement:
+    return settled(problem, [order[sum(at >= c for c in cuts)] for at in depth])
+
+
+def _moved_cuts(
+    problem: Problem, depth: Sequence[float], order: Sequence[int], cuts: list[float]
+) -> list[Placement]:
+    """The balanced bands, and those that moving one cut at a time leads to, in ever smaller steps."""
+
+    def value(placement: Placement) -> tuple[int, float]:
+        figures = cost(problem, placement)
+        return figures.excess_bytes, figures.interval_us(problem.rates, problem.slots)
+
+    start = best = _bands(problem, depth, order, cuts)
+    least = value(best)
+    for step in (0.08, 0.04, 0.02):
+        for _ in range(MOVES):
+            options = []
+            for i in range(len(cuts)):
+                for change in (-step, step):
+                    moved = sorted([*cuts[:i], cuts[i] + change, *cuts[i + 1 :]])
+                    options.append((moved, _bands(problem, depth, order, moved)))
+            values = [value(placement) for _, placement in options]
+            if min(values) >= least:
+                break
+            least = min(values)
+            cuts, best = options[values.index(least)]
+    return [start, best]
+
+
+def _depths(problem: Problem) -> list[float]:
+    """Where a unit lies in its program, 0 to 1, counted in whole layers where kernels know their layer."""
+    layers = 1 + max(
+        (
+            kernel.layer
+            for program in problem.programs
+            for kernel in program.kernels
+            if kernel.layer is not None
+        ),
+        default=0,
+    )
+    depths = []
+    for unit in problem.units:
+        p, k = unit.kernels[0]
+        kernels = problem.programs[p].kernels
+        layer = kernels[k].layer
+        if layers == 1:
+            depths.append(k / max(len(kernels), 1))
+        elif layer is not None:
+            depths.append((layer + 0.5) / layers)
+        else:
+            known = next((i for i in range(len(kernels)) if kernels[i].layer is not None), 0)
+            depths.append(0.0 if k < known else 0.9999)
+    return depths
+
+
+def _memory(problem: Problem, placement: Placement, received: Sequence[int]) -> list[int]:
+    held = [problem.slots * size for size in received]
+    for resident in problem.weights:
+        for d in {d for u in resident.users for d in placement[u]}:
+            held[d] += resident.size
+    for resident in problem.activations:
+        for d in {d for u in resident.users for d in placement[u]}:
+            held[d] += problem.slots * resident.size
+    for family, where in zip(problem.families, homes(problem, placement), strict=True):
+        for d in where:
+            held[d] += problem.slots * family.size
+    return held
