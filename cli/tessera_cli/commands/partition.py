@@ -34,8 +34,13 @@ def command(
         int | None, typer.Option(min=1, help="Batches in flight; else each strategy takes its best.")
     ] = None,
     output_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens that a request generates, to weigh decode against prefill.")
-    ] = 32,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens that a request generates, to weigh decode against prefill; else 32, or as many"
+            " as the traced cache holds beside the prompt.",
+        ),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Place kernels on a cluster, beside every baseline.
