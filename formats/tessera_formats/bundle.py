@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from tessera_formats.artifact import check_kind
 from tessera_formats.document import (
+    WRITE_AGAIN,
     DocumentSchema,
     Field,
     Record,
@@ -33,7 +34,6 @@ from tessera_formats.table import TableSchema, check_foreign_keys, checked, cont
 
 MANIFEST = "manifest.toml"
 _OURS = re.compile(r".+-[0-9a-f]{16}\.(arrow|bin)$")
-_FOLLOW = "run the stage that wrote it again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class Bundle:
         """The checked table ``name``; raises :class:`ArtifactError` naming the file if it is damaged."""
         if name not in self._tables:
             if name not in self.entries:
-                raise ArtifactError(f"{self.path}: has no table {name}; {_FOLLOW}")
+                raise ArtifactError(f"{self.path}: has no table {name}; {WRITE_AGAIN}")
             self._tables[name] = self._load(name)
         return self._tables[name]
 
@@ -93,11 +93,11 @@ class Bundle:
     def file(self, name: str) -> bytes:
         """The checked content of a binary file of the bundle."""
         if name not in self.file_entries:
-            raise ArtifactError(f"{self.path}: has no file {name}; {_FOLLOW}")
+            raise ArtifactError(f"{self.path}: has no file {name}; {WRITE_AGAIN}")
         entry = self.file_entries[name]
         content = read_file(self.path / entry["file"])
         if _digest(content) != entry["checksum"]:
-            raise ArtifactError(f"{self.path / entry['file']}: is damaged (checksum mismatch); {_FOLLOW}")
+            raise ArtifactError(f"{self.path / entry['file']}: is damaged (checksum mismatch); {WRITE_AGAIN}")
         return content
 
     def check(self) -> None:
@@ -121,10 +121,10 @@ class Bundle:
         except FileNotFoundError as problem:
             raise read_error(path, problem) from problem
         except (pa.ArrowException, OSError, ValueError) as problem:
-            raise ArtifactError(f"{path}: is truncated or damaged; {_FOLLOW}") from problem
+            raise ArtifactError(f"{path}: is truncated or damaged; {WRITE_AGAIN}") from problem
         table = table.replace_schema_metadata(None)
         if content_checksum(table) != entry["checksum"]:
-            raise ArtifactError(f"{path}: is damaged (its checksum does not match); {_FOLLOW}")
+            raise ArtifactError(f"{path}: is damaged (its checksum does not match); {WRITE_AGAIN}")
         return checked(table, self.schema.table(name), str(path))
 
 
@@ -147,7 +147,7 @@ def read_bundle(path: Path | str, versions: Mapping[int, BundleSchema]) -> Bundl
         raise ArtifactError(f"{folder}: does not exist; check the name, or run the stage that writes it")
     if not (folder / MANIFEST).exists():
         raise ArtifactError(
-            f"{folder}: has no {MANIFEST} (no {kind}, or its writing was interrupted); {_FOLLOW}"
+            f"{folder}: has no {MANIFEST} (no {kind}, or its writing was interrupted); {WRITE_AGAIN}"
         )
     manifest = parse_toml(read_file(folder / MANIFEST), folder / MANIFEST, kind)
     check_kind(folder, manifest, kind, versions)
@@ -156,7 +156,7 @@ def read_bundle(path: Path | str, versions: Mapping[int, BundleSchema]) -> Bundl
     content = {key: value for key, value in manifest.items() if key not in ("kind", "version")}
     check_record(content, _manifest_record(schema), str(folder / MANIFEST))
     if stated != document_checksum(content):
-        raise ArtifactError(f"{folder / MANIFEST}: is damaged (its checksum does not match); {_FOLLOW}")
+        raise ArtifactError(f"{folder / MANIFEST}: is damaged (its checksum does not match); {WRITE_AGAIN}")
     for name, entry in {**content.get("tables", {}), **content.get("files", {})}.items():
         check_record(entry, _ENTRY, f"{folder / MANIFEST}: {name}")
         if Path(entry["file"]).is_absolute() or ".." in Path(entry["file"]).parts:
@@ -164,7 +164,7 @@ def read_bundle(path: Path | str, versions: Mapping[int, BundleSchema]) -> Bundl
     bundle = Bundle(folder, schema, content["info"], content.get("tables", {}), content.get("files", {}))
     for required in schema.tables:
         if required.name not in bundle.entries:
-            raise ArtifactError(f"{folder}: has no table {required.name}; {_FOLLOW}")
+            raise ArtifactError(f"{folder}: has no table {required.name}; {WRITE_AGAIN}")
     return bundle
 
 

@@ -8,8 +8,7 @@ file bytes, so it does not change with the Arrow version that wrote the file.
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -205,16 +204,3 @@ def _hash_array(digest: Any, array: pa.Array | pa.ChunkedArray) -> None:
         filled = pc.fill_null(array, 0)
         values = filled.to_numpy(zero_copy_only=False)
         digest.update(np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<")).tobytes())
-
-
-def is_finite_number(value: object) -> bool:
-    """Whether ``value`` is a real, finite number (booleans are not numbers)."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def columns(*specs: Iterable[Column] | Column) -> tuple[Column, ...]:
-    """Flatten columns and groups of columns that several tables share."""
-    flat: list[Column] = []
-    for spec in specs:
-        flat.extend([spec] if isinstance(spec, Column) else spec)
-    return tuple(flat)

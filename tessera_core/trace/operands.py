@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tessera_core.program.boxes import Box, tensor_box
 from tessera_core.program.ir import Mode, Operand
+from tessera_core.trace.encode import encoded_tensors
 from tessera_core.trace.operators import (
     ALLOCATIONS,
     INDEXED_COPIES,
@@ -39,14 +40,14 @@ def schema_operands(
     for index, argument in enumerate(func._schema.arguments):
         value = values[index] if index < len(values) else arguments["kwargs"].get(argument.name)
         writes = argument.alias_info is not None and argument.alias_info.is_write
-        for tensor in _tensor_ids(value):
+        for tensor in encoded_tensors(value):
             if writes:
                 if not is_overwrite(func):
                     operands.append(_operand(tensor, "read", False))
                 operands.append(_operand(tensor, "write", fills_what_it_writes(func)))
             elif reads_values(func):
                 operands.append(_operand(tensor, "read", False))
-    arguments_buffers = {registry.tensors[t].buffer for t in _tensor_ids(arguments)}
+    arguments_buffers = {registry.tensors[t].buffer for t in encoded_tensors(arguments)}
     must = func._schema.name.removeprefix("aten::") not in ALLOCATIONS
     for tensor in outputs:
         if registry.tensors[tensor].buffer not in arguments_buffers:
@@ -139,13 +140,3 @@ def _runs(flags: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 def _operand(tensor: int, mode: Mode, must: bool) -> Operand:
     return Operand(tensor=tensor, mode=mode, must=must, valid_for="shapes", evidence="schema", boxes=None)
-
-
-def _tensor_ids(value: Any) -> list[int]:
-    if isinstance(value, dict):
-        if len(value) == 1 and isinstance(value.get("tensor"), int):
-            return [value["tensor"]]
-        return [number for item in value.values() for number in _tensor_ids(item)]
-    if isinstance(value, list):
-        return [number for item in value for number in _tensor_ids(item)]
-    return []

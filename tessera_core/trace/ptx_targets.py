@@ -27,8 +27,11 @@ from tessera_formats.trace import LAUNCHES, MODULES
 _TARGET = re.compile(r"sm_(\d{2,3})")
 # What Triton 3.7 compiles for; another number makes LLVM abort.
 _ARCHITECTURES = (75, 80, 86, 87, 89, 90, 100, 103, 120, 121)
+# Threads of a warp, on every architecture so far (PTX ISA, WARP_SZ).
 _WARP_THREADS = 32
-# Arena bases are 256-byte aligned, so a pointer's alignment is that of its offset.
+# Arena bases are aligned to this, so a pointer's alignment is that of its offset.
+_ARENA_ALIGNMENT_BYTES = 256
+# Triton passes two pointers after a kernel's own parameters: to global and to profiling scratch.
 _HIDDEN_POINTERS = 2
 # Each compiler is a process that fills one core and a few hundred megabytes.
 _COMPILERS = 2
@@ -134,7 +137,10 @@ def _job(launch: Launch, tensors: tuple[TensorRef, ...]) -> dict[str, Any]:
     for name, value in launch.arguments.items():
         if isinstance(value, dict) and "tensor" in value:
             tensor = tensors[value["tensor"]]
-            arguments[name] = {"dtype": tensor.dtype, "offset": tensor.offset * tensor.item_bytes % 256}
+            arguments[name] = {
+                "dtype": tensor.dtype,
+                "offset": tensor.offset * tensor.item_bytes % _ARENA_ALIGNMENT_BYTES,
+            }
         else:
             arguments[name] = {"value": value}
     return {

@@ -13,12 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tessera_core.program.ir import Guard, Operand
-from tessera_core.trace.encode import encode, map_tensors, tensors_in
+from tessera_core.trace.encode import encode, encoded_tensors, map_tensors, tensors_in
 from tessera_core.trace.fake import VIEWS, call_sized, is_fake, view_as_eager
 from tessera_core.trace.place import calling_place
 from tessera_core.trace.registry import BufferEntry, Registry, storage_key
 from tessera_formats.errors import ModelError, UntracedLaunchError
 
+# Every element becomes a condition on each request; a larger input that is read on the host is data, no switch.
 _MAX_GUARDED_ELEMENTS = 64
 _WRITABLE = ("activation", "input", "state", "output")
 
@@ -141,7 +142,7 @@ class Recorder:
         depends: bool,
     ) -> None:
         """Append an op whose arguments are encoded; fresh storages in ``result`` become activations."""
-        inputs = tuple(_references(arguments))
+        inputs = tuple(encoded_tensors(arguments))
         outputs = []
         for tensor in tensors_in(result):
             entry = self.registry.find(tensor)
@@ -219,16 +220,6 @@ class Recorder:
 def encode_named(kwargs: dict[str, Any], recorder: Recorder, op: str) -> dict[str, Any]:
     """Keyword arguments in JSON form."""
     return {name: encode(value, lambda t: recorder.tensor(t, op), op) for name, value in kwargs.items()}
-
-
-def _references(arguments: Any) -> list[int]:
-    if isinstance(arguments, dict):
-        if "tensor" in arguments and len(arguments) == 1 and isinstance(arguments["tensor"], int):
-            return [arguments["tensor"]]
-        return [number for value in arguments.values() for number in _references(value)]
-    if isinstance(arguments, list):
-        return [number for value in arguments for number in _references(value)]
-    return []
 
 
 def _flat_elements(tensor: torch.Tensor) -> list[int]:

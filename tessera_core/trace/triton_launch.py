@@ -29,7 +29,8 @@ from tessera_core.trace.recorder import Launch, Recorder, encode_named
 from tessera_core.trace.registry import storage_bytes
 from tessera_formats.errors import ModelError, UntracedLaunchError
 
-_INTERPRETER_SECONDS = 120
+# What a helper process may take for a launch in the interpreter, or to compile a target's specialisations.
+_HELPER_SECONDS = 120
 
 
 @contextlib.contextmanager
@@ -262,7 +263,7 @@ def run_helper(module: str, job: Any, target: str, environment: dict[str, str], 
         capture_output=True,
         text=True,
         env={**os.environ, **environment, "PYTHONPATH": path},
-        timeout=_INTERPRETER_SECONDS,
+        timeout=_HELPER_SECONDS,
         check=False,
     )
     if done.returncode:
