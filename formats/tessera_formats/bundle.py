@@ -29,10 +29,11 @@ from tessera_formats.document import (
     parse_toml,
 )
 from tessera_formats.errors import ArtifactError
-from tessera_formats.files import read_error, read_file, replace_file, write_error
+from tessera_formats.files import check_parent, read_error, read_file, replace_file, write_error
 from tessera_formats.table import TableSchema, check_foreign_keys, checked, content_checksum
 
 MANIFEST = "manifest.toml"
+_BUNDLE_KINDS = ("trace", "deps", "run", "adapt")
 _OURS = re.compile(r".+-[0-9a-f]{16}\.(arrow|bin)$")
 
 
@@ -53,11 +54,9 @@ class BundleSchema:
 
     def table(self, name: str) -> TableSchema:
         """The schema of a table by the name that the manifest uses."""
-        parts = name.split("/")
-        pool = self.target_tables if len(parts) == 3 and parts[0] == "targets" else self.tables
-        wanted = parts[-1] if pool is self.target_tables else name
-        for schema in pool:
-            if schema.name == wanted:
+        target, _, last = name.rpartition("/")
+        for schema in self.target_tables if target.startswith("targets/") else self.tables:
+            if schema.name == (last if target else name):
                 return schema
         raise ArtifactError(f"a {self.kind} has no table {name}")
 
@@ -88,7 +87,8 @@ class Bundle:
 
     def targets(self) -> tuple[str, ...]:
         """Names of the captured targets, sorted."""
-        return tuple(sorted({name.split("/")[1] for name in self.entries if name.startswith("targets/")}))
+        folders = {name.rpartition("/")[0] for name in self.entries if name.startswith("targets/")}
+        return tuple(sorted(folder.removeprefix("targets/") for folder in folders))
 
     def file(self, name: str) -> bytes:
         """The checked content of a binary file of the bundle."""
@@ -182,7 +182,7 @@ def write_bundle(
     stood there is then unchanged.
     """
     folder = Path(path)
-    _check_replaceable(folder, schema.kind)
+    check_replaceable(folder, schema.kind)
     missing = [s.name for s in schema.tables if s.name not in tables]
     assert not missing, f"{schema.kind} written without {missing}"
     ready = {
@@ -240,22 +240,34 @@ def _manifest_record(schema: BundleSchema) -> Record:
     )
 
 
-def _check_replaceable(folder: Path, kind: str) -> None:
+def check_replaceable(folder: Path, kind: str) -> None:
+    """Raise :class:`ArtifactError` unless ``folder`` is free to hold a bundle of ``kind``.
+
+    It may be absent, empty, a bundle of that kind (a damaged one too: writing it again is the cure), or what an
+    interrupted write left; anything else is somebody's and stays.
+    """
     if folder.is_file():
         raise ArtifactError(
             f"{folder}: is a file and would be replaced by a {kind} folder; name another output"
         )
+    check_parent(folder)
     if not folder.exists():
         return
-    manifest = folder / MANIFEST
-    if manifest.exists():
-        found = parse_toml(read_file(manifest), manifest, kind).get("kind")
-        if found != kind:
-            raise ArtifactError(
-                f"{folder}: is a {found}, not a {kind}; it is left alone, name another output"
-            )
-    elif any(p.is_file() and not _OURS.match(p.name) and p.suffix != ".tmp" for p in folder.rglob("*")):
-        raise ArtifactError(f"{folder}: exists and is no {kind}; it is left alone, name another output")
+    found = _stated_kind(folder / MANIFEST)
+    if found in _BUNDLE_KINDS and found != kind:
+        raise ArtifactError(f"{folder}: is a {found}, not a {kind}; it is left alone, name another output")
+    for path in folder.rglob("*"):
+        ours = _OURS.match(path.name) or path.suffix == ".tmp" or path == folder / MANIFEST
+        if found != kind and path.is_file() and not ours:
+            raise ArtifactError(f"{folder}: exists and is no {kind}; it is left alone, name another output")
+
+
+def _stated_kind(manifest: Path) -> str | None:
+    """The kind that a manifest states; None where there is none, or it is damaged beyond reading."""
+    try:
+        return str(parse_toml(read_file(manifest), manifest, "manifest").get("kind"))
+    except ArtifactError:
+        return None
 
 
 def _put(path: Path, content: bytes, created: list[Path]) -> None:

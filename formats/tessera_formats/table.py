@@ -128,6 +128,23 @@ def _check_values(values: pa.ChunkedArray, column: Column, where: str) -> None:
         _raise_first(values, bad, f"must be one of {', '.join(column.choices)}", where)
     if pa.types.is_list(values.type) and pc.list_flatten(values).null_count:
         raise ArtifactError(f"{where}: a list holds an empty element")
+    if values.type == pa.list_(BOX):
+        _check_boxes(pc.list_flatten(values), where)
+
+
+def _check_boxes(boxes: pa.ChunkedArray, where: str) -> None:
+    """Every box has a non-negative start, a positive run, and a positive stride for each positive count."""
+    counts, strides = pc.struct_field(boxes, "counts"), pc.struct_field(boxes, "strides")
+    for name, leaves, lowest in (
+        ("start", pc.struct_field(boxes, "start"), 0),
+        ("run", pc.struct_field(boxes, "run"), 1),
+        ("counts", pc.list_flatten(counts), 1),
+        ("strides", pc.list_flatten(strides), 1),
+    ):
+        if leaves.null_count or pc.any(pc.less(leaves, lowest)).as_py():
+            raise ArtifactError(f"{where}: a box's {name} must be at least {lowest}")
+    if not pc.all(pc.equal(pc.list_value_length(counts), pc.list_value_length(strides)), min_count=0).as_py():
+        raise ArtifactError(f"{where}: a box has more counts than strides, or fewer")
 
 
 def _raise_first(values: pa.ChunkedArray, bad: pa.ChunkedArray, rule: str, where: str) -> None:
