@@ -20,8 +20,8 @@ from tessera_core.program.ir import TensorRef
 from tessera_core.ptx.normalise import module_hash
 from tessera_core.trace.build import Traced
 from tessera_core.trace.recorder import Launch
-from tessera_core.trace.triton_launch import kernel_location, kernel_target, run_helper
-from tessera_formats.errors import InputError
+from tessera_core.trace.triton_launch import HELPER_SECONDS, kernel_location, kernel_target, run_helper
+from tessera_formats.errors import InputError, UntracedLaunchError
 from tessera_formats.trace import LAUNCHES, MODULES
 
 _TARGET = re.compile(r"sm_(\d{2,3})")
@@ -95,7 +95,12 @@ def target_tables(
             "jobs": [jobs[key] for key in order],
         }
         answer = run_helper(
-            "tessera_core.trace.compile_ptx", request, names, {"TRITON_INTERPRET": "0"}, advice
+            "tessera_core.trace.compile_ptx",
+            request,
+            names,
+            {"TRITON_INTERPRET": "0"},
+            advice,
+            HELPER_SECONDS * len(order),
         )
         kernels: list[dict[str, Any]] = answer["kernels"]
         return kernels
@@ -159,7 +164,9 @@ def _row(
     compiled: Mapping[str, Any],
     tensors: tuple[TensorRef, ...],
 ) -> dict[str, Any]:
-    parameters, relocations = parameter_block(compiled["signature"], launch.arguments, tensors)
+    parameters, relocations = parameter_block(
+        compiled["signature"], launch.arguments, tensors, kernel_target(launch.kernel)
+    )
     return {
         "program": program,
         "kernel": kernel,
@@ -178,12 +185,16 @@ def _row(
 
 
 def parameter_block(
-    signature: Mapping[str, str], arguments: Mapping[str, Any], tensors: tuple[TensorRef, ...]
+    signature: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    tensors: tuple[TensorRef, ...],
+    target: str,
 ) -> tuple[bytes, list[dict[str, int]]]:
     """Parameter bytes with pointers zeroed, and where which buffer's address goes.
 
     ``signature``: type of each parameter as compiled (``*bf16``, ``i32``, ``fp32``, ``constexpr``); constants
-    take no room. bf16 scalars are passed as fp32's, as Triton's launcher does.
+    take no room. bf16 scalars are passed as fp32's, as Triton's launcher does. Raises
+    :class:`UntracedLaunchError` naming ``target`` for a parameter that is neither pointer nor number.
     """
     block = bytearray()
     relocations: list[dict[str, int]] = []
@@ -191,6 +202,11 @@ def parameter_block(
         if kind == "constexpr":
             continue
         value = arguments[name]
+        if not isinstance(kind, str) or not (kind.startswith("*") or kind in _FORMATS):
+            raise UntracedLaunchError(
+                f"{target}: parameter {name} has type {kind}, whose place in the parameters is not known;"
+                " pass pointers and numbers, or leave out --ptx-target"
+            )
         if kind.startswith("*"):
             block += bytes(-len(block) % 8)
             tensor = tensors[value["tensor"]]
