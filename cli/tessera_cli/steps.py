@@ -63,8 +63,8 @@ _CPU = _PLAN.format(profile="cpu.profile.arrow", cluster="two-cpus")
 PLANNING = tuple(
     line.split()
     for line in (
-        "trace demo --program prefill:batch=1,context=16 --program decode:batch=4,context=64 --ptx-target sm_90"
-        " -o x.trace",
+        "trace demo --program prefill:batch=1,context=16 --program decode:batch=4,context=64"
+        " --program decode:batch=1,context=64 --ptx-target sm_90 -o x.trace",
         "ptx-deps x.trace -o x.deps",
         "profile x.trace --device cpu-1thread=cpu:0 --beside cpu:1 --seconds 12 -o cpu.profile.arrow",
         "profile x.trace --device a100-80gb --device l40s -o gpu.profile.arrow",

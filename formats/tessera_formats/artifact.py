@@ -17,12 +17,16 @@ import pyarrow as pa
 
 from tessera_formats.document import WRITE_AGAIN, Record, check_record, known_version
 from tessera_formats.errors import ArtifactError
-from tessera_formats.files import STANDARD_STREAM, read_error, read_file, replace_file
+from tessera_formats.files import STANDARD_STREAM, check_output_file, read_error, read_file, replace_file
 from tessera_formats.table import TableSchema, checked, content_checksum
 
 # Keys of the Arrow metadata.
 _HEADER = b"tessera"
 _CHECKSUM = b"tessera.checksum"
+
+
+ARROW_PROBLEMS = (pa.ArrowException, OSError, ValueError, KeyError, IndexError)
+"""What pyarrow raises while it reads a damaged file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +73,8 @@ def write_table_artifact(
     path: Path | str, schema: TableArtifactSchema, header: Mapping[str, Any], table: pa.Table
 ) -> None:
     """Check and write in one step (see :mod:`tessera_formats.files`)."""
+    if str(path) != STANDARD_STREAM:
+        check_output_file(Path(path), schema.kind)
     replace_file(path, encode_table_artifact(schema, header, table, str(path)))
 
 
@@ -89,7 +95,11 @@ def read_table_artifact(path: Path | str, versions: Mapping[int, TableArtifactSc
     except ValueError as problem:
         raise ArtifactError(f"{path}: its header is damaged; {WRITE_AGAIN}") from problem
     check_kind(path, header, kind, versions)
-    if metadata[_CHECKSUM].decode(errors="replace") != _checksum(text, table.replace_schema_metadata(None)):
+    try:
+        intact = metadata[_CHECKSUM].decode() == _checksum(text, table.replace_schema_metadata(None))
+    except ARROW_PROBLEMS:
+        intact = False
+    if not intact:
         raise ArtifactError(f"{path}: is damaged (its checksum does not match); {WRITE_AGAIN}")
     schema = versions[header.pop("version")]
     del header["kind"]
@@ -102,7 +112,7 @@ def check_kind(path: Path | str, header: Any, kind: str, versions: Mapping[int, 
     if not isinstance(header, dict) or not isinstance(header.get("kind"), str):
         raise ArtifactError(f"{path}: does not say what kind of artifact it is; expected a {kind}")
     if header["kind"] != kind:
-        raise ArtifactError(f"{path}: is a {header['kind']}, expected a {kind}")
+        raise ArtifactError(f"{path}: is of kind {header['kind']}, expected a {kind}")
     known_version(path, kind, header.get("version"), versions)
 
 
@@ -123,7 +133,7 @@ def _open(path: Path | str, kind: str) -> pa.Table:
     try:
         table = pa.ipc.open_file(source).read_all()
         table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError) as problem:
+    except ARROW_PROBLEMS as problem:
         raise ArtifactError(
             f"{path}: is no readable {kind} (truncated, damaged or another file); {WRITE_AGAIN}"
         ) from problem

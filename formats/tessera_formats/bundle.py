@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tessera_formats.artifact import check_kind
+from tessera_formats.artifact import ARROW_PROBLEMS, check_kind
 from tessera_formats.document import (
     WRITE_AGAIN,
     DocumentSchema,
@@ -75,7 +75,10 @@ class Bundle:
     @property
     def digest(self) -> str:
         """Digest of everything that the manifest says: info and every table's checksum."""
-        return document_checksum({"info": self.info, "tables": self.entries, "files": self.file_entries})
+        entries = {**self.entries, **self.file_entries}
+        return document_checksum(
+            {"info": self.info, **{name: entry["checksum"] for name, entry in entries.items()}}
+        )
 
     def table(self, name: str) -> pa.Table:
         """The checked table ``name``; raises :class:`ArtifactError` naming the file if it is damaged."""
@@ -116,15 +119,14 @@ class Bundle:
         entry = self.entries[name]
         path = self.path / entry["file"]
         try:
-            table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-            table.validate(full=True)
-        except FileNotFoundError as problem:
+            content = pa.memory_map(str(path)).read_buffer()
+            if _digest(content) != entry["bytes_checksum"]:
+                raise ArtifactError(f"{path}: is truncated or damaged (checksum mismatch); {WRITE_AGAIN}")
+            table = pa.ipc.open_file(content).read_all().replace_schema_metadata(None)
+        except OSError as problem:
             raise read_error(path, problem) from problem
-        except (pa.ArrowException, OSError, ValueError) as problem:
-            raise ArtifactError(f"{path}: is truncated or damaged; {WRITE_AGAIN}") from problem
-        table = table.replace_schema_metadata(None)
-        if content_checksum(table) != entry["checksum"]:
-            raise ArtifactError(f"{path}: is damaged (its checksum does not match); {WRITE_AGAIN}")
+        except ARROW_PROBLEMS as problem:
+            raise ArtifactError(f"{path}: is no readable table; {WRITE_AGAIN}") from problem
         return checked(table, self.schema.table(name), str(path))
 
 
@@ -132,6 +134,7 @@ _ENTRY = Record(
     (
         Field(name="file", type="string", meaning="file name within the bundle"),
         Field(name="checksum", type="string", meaning="sha256 of the canonical content"),
+        Field(name="bytes_checksum", type="string", meaning="sha256 of a table's file", required=False),
         Field(name="rows", type="integer", meaning="number of rows", required=False, minimum=0),
     )
 )
@@ -201,13 +204,14 @@ def write_bundle(
     try:
         folder.mkdir(exist_ok=True)
         for name, table in ready.items():
-            checksum = content_checksum(table)
+            checksum, raw = content_checksum(table), _encode(table)
             entries[name] = {
                 "file": f"{name}-{checksum[7:23]}.arrow",
                 "checksum": checksum,
+                "bytes_checksum": _digest(raw),
                 "rows": table.num_rows,
             }
-            _put(folder / entries[name]["file"], _encode(table), created)
+            _put(folder / entries[name]["file"], raw, created)
         for name, raw in (files or {}).items():
             assert name in schema.files, name
             checksum = _digest(raw)
@@ -255,7 +259,9 @@ def check_replaceable(folder: Path, kind: str) -> None:
         return
     found = _stated_kind(folder / MANIFEST)
     if found in _BUNDLE_KINDS and found != kind:
-        raise ArtifactError(f"{folder}: is a {found}, not a {kind}; it is left alone, name another output")
+        raise ArtifactError(
+            f"{folder}: is of kind {found}, not {kind}; it is left alone, name another output"
+        )
     for path in folder.rglob("*"):
         ours = _OURS.match(path.name) or path.suffix == ".tmp" or path == folder / MANIFEST
         if found != kind and path.is_file() and not ours:
@@ -305,5 +311,5 @@ def _encode(table: pa.Table) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _digest(content: bytes) -> str:
+def _digest(content: bytes | pa.Buffer) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"

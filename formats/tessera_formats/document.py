@@ -19,7 +19,7 @@ import tomli
 import tomli_w
 
 from tessera_formats.errors import ArtifactError, NewerVersionError
-from tessera_formats.files import read_file, replace_file
+from tessera_formats.files import STANDARD_STREAM, check_output_file, read_file, replace_file
 
 WRITE_AGAIN = "run the stage that wrote it again"
 """What mends most damaged artifacts; ends their error messages."""
@@ -132,6 +132,8 @@ def encode_document(schema: DocumentSchema, content: Mapping[str, Any], where: s
 
 def write_document(path: Path | str, schema: DocumentSchema, content: Mapping[str, Any]) -> None:
     """Check and write in one step (see :mod:`tessera_formats.files`)."""
+    if str(path) != STANDARD_STREAM:
+        check_output_file(Path(path), schema.kind)
     replace_file(path, encode_document(schema, content, str(path)))
 
 
@@ -147,7 +149,7 @@ def read_document(path: Path | str, versions: Mapping[int, DocumentSchema]) -> d
     if kind is None and newest.kind_optional:
         kind, version = newest.kind, newest.version if version is None else version
     if kind != newest.kind:
-        found = f"is a {kind}" if isinstance(kind, str) else "does not say its kind"
+        found = f"is of kind {kind}" if isinstance(kind, str) else "does not say its kind"
         raise ArtifactError(f"{path}: {found}, expected a {newest.kind}")
     check_record(content, versions[known_version(path, kind, version, versions)].record, str(path))
     if stated is not None and stated != document_checksum(content):

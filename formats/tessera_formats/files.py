@@ -33,7 +33,6 @@ def replace_file(path: Path | str, content: bytes) -> None:
             raise write_error(Path("standard output"), problem, len(content)) from problem
         return
     target = Path(path)
-    check_output_file(target)
     temporary: str | None = None
     try:
         if target.exists() and not target.is_file():  # a pipe or device: nothing to protect there
@@ -57,11 +56,24 @@ def replace_file(path: Path | str, content: bytes) -> None:
                 Path(temporary).unlink()
 
 
-def check_output_file(target: Path) -> None:
-    """Raise :class:`ArtifactError` where a file could not be written; asked again before long work starts."""
+def check_output_file(target: Path, kind: str) -> None:
+    """Raise :class:`ArtifactError` unless an artifact of ``kind`` may be written to ``target``.
+
+    It may be absent, empty, a pipe, or an artifact of that kind; anything else is somebody's and stays. Asked
+    before long work starts, and again before the write.
+    """
     if target.is_dir():
         raise ArtifactError(f"{target}: is a folder, expected a file; name another output")
     check_parent(target)
+    if target.is_file() and not _holds(read_file(target), kind):
+        raise ArtifactError(f"{target}: exists and is no {kind}; it is left alone, name another output")
+
+
+def _holds(content: bytes, kind: str) -> bool:
+    """Whether a file is empty or begins as artifacts of ``kind`` do, be it damaged further on."""
+    document = content.startswith(f'kind = "{kind}"'.encode())
+    table = content.startswith(b"ARROW1") and f'"kind":"{kind}"'.encode() in content
+    return not content or document or table
 
 
 def check_parent(target: Path) -> None:

@@ -120,9 +120,19 @@ _INTERVAL = Record(
     (
         Field(name="route", type="integer", meaning="route", minimum=0),
         Field(name="program", type="string", meaning="program name"),
-        Field(name="resource_us", type="number", meaning="busiest resource's time per iteration", minimum=0),
-        Field(name="latency_us", type="number", meaning="one iteration alone, end to end", minimum=0),
-        Field(name="interval_us", type="number", meaning="max(resource_us, latency_us / slots)", minimum=0),
+        Field(
+            name="resource_us",
+            type="number",
+            meaning="busiest resource's least time per iteration",
+            minimum=0,
+        ),
+        Field(
+            name="latency_us",
+            type="number",
+            meaning="one iteration alone, to its end and its successor's start",
+            minimum=0,
+        ),
+        Field(name="interval_us", type="number", meaning="bound: no pipeline is faster", minimum=0),
         Field(
             name="simulated_us", type="number", meaning="interval between iterations in simulation", minimum=0
         ),
@@ -167,7 +177,7 @@ _LINK = Record(
         Field(name="source", type="string", meaning="sending device"),
         Field(name="destination", type="string", meaning="receiving device"),
         Field(name="latency_us", type="number", meaning="time of an empty transfer", minimum=0),
-        Field(name="gbit_per_s", type="number", meaning="rate of large transfers", minimum=0),
+        Field(name="gbit_per_s", type="number", meaning="rate of large transfers", minimum=0.001),
         Field(name="send_us", type="number", meaning="time the sender is busy beside the copy", minimum=0),
         Field(
             name="receive_us", type="number", meaning="time the receiver is busy beside the copy", minimum=0
@@ -204,6 +214,8 @@ _COMPARED = Record(
         Field(name="latency_us", type="number", meaning="one iteration alone", minimum=0),
         Field(name="tokens_per_s", type="number", meaning="tokens (or requests) a second", minimum=0),
         Field(name="time_per_token_us", type="number", meaning="time between a request's tokens", minimum=0),
+        Field(name="measured_share", type="number", meaning="share of kernel time measured", minimum=0),
+        Field(name="silicon_share", type="number", meaning="share from silicon tables", minimum=0),
         Field(name="modelled_share", type="number", meaning="share of kernel time modelled", minimum=0),
         Field(name="probability_best", type="number", meaning="of beating the best baseline", minimum=0),
     )

@@ -14,12 +14,14 @@ from tessera_core.adapt.arrivals import read_arrivals
 from tessera_core.adapt.controller import Controller, Decision, ladder
 from tessera_core.adapt.model import PlanModel, check_requests, plan_model
 from tessera_core.adapt.simulate import Outcome, simulate
+from tessera_core.deps.graph import Deps, load_deps
+from tessera_core.plan.evaluate import statement_defects, structure_defects
 from tessera_core.plan.ir import Plan, load_plan
+from tessera_core.program.ir import Trace
 from tessera_core.program.store import load_trace
 from tessera_core.report.facts import Facts, FactTable
 from tessera_formats.adapt import DECISIONS, REQUESTS, WINDOWS, write_adapt
-from tessera_formats.deps import read_deps
-from tessera_formats.errors import InputError, OriginError
+from tessera_formats.errors import ArtifactError, InputError, OriginError
 from tessera_formats.run import read_run
 from tessera_formats.trace import check_same_program
 
@@ -38,24 +40,31 @@ class AdaptStage:
         """Simulate and write the adapt artifact.
 
         Raises :class:`InputError` for fewer than two plans or an empty workload, :class:`OriginError` for
-        artifacts of different programs, :class:`GuardError` for requests that the trace isn't valid for.
+        artifacts of different programs or devices, :class:`ArtifactError` for a plan that is wrong or says too
+        little, :class:`GuardError` for requests that the trace isn't valid for.
         """
         if len(plans) < 2:
             raise InputError("adapt switches between plans: name two or more, e.g. throughput and latency")
         loaded = [load_plan(path) for path in plans]
         names = plan_names(plans)
         described = load_trace(trace)
-        analysed = read_deps(deps)
+        analysed = load_deps(deps)
         digest = check_same_program(
             {
                 str(trace): described.digest,
-                str(deps): str(analysed.info["program_digest"]),
+                str(deps): analysed.program_digest,
                 **{str(path): plan.program_digest for path, plan in zip(plans, loaded, strict=True)},
             }
         )
         for path, plan in zip(plans, loaded, strict=True):
             if plan.facts["deps_digest"] != analysed.digest:
                 raise OriginError(f"{path} was made from other deps than {deps}; run tessera partition again")
+            _check_usable(path, plan, described, analysed)
+            if set(plan.devices) != set(loaded[0].devices):
+                raise OriginError(
+                    f"{path} is for other devices than {plans[0]} ({_devices(plan)}; {_devices(loaded[0])});"
+                    " adapt between plans of one cluster"
+                )
         arrivals = read_arrivals(workload)
         longest = max(arrival.output_tokens for arrival in arrivals)
         for plan in loaded:
@@ -105,6 +114,17 @@ class AdaptStage:
                 if row["planned_us"] > 0 and row["interval_us"] > 0
             }
         }
+
+
+def _check_usable(path: Path, plan: Plan, trace: Trace, deps: Deps) -> None:
+    found = structure_defects(plan, trace, deps) or statement_defects(plan)
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise ArtifactError(f"{path}: {found[0]}{more}; run tessera partition again")
+
+
+def _devices(plan: Plan) -> str:
+    return ", ".join(f"{device.name} of type {device.type}" for device in plan.devices)
 
 
 def plan_names(paths: Sequence[Path]) -> tuple[str, ...]:

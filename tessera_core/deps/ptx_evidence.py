@@ -131,6 +131,12 @@ class _Analyser:
         relocations = [Relocation(r["offset"], r["buffer"], r["byte_offset"]) for r in row["relocations"]]
         buffers = list(dict.fromkeys([r.buffer for r in relocations] + [touch.buffer for touch in declared]))
         analysis = self._analyse(module, name, row, relocations, buffers)
+        for variable, line in analysis.written_variables:
+            raise ModelError(
+                f"{program.name}: kernel {kernel.id} ({kernel.name}): the PTX for {self.target} writes the module"
+                f" variable {variable} (line {line} of {row['function']}), through which kernels could depend on each"
+                " other unseen; pass it as a tensor argument and trace again"
+            )
         self.unknown.update(analysis.unknown_opcodes)
         for reason in analysis.fallbacks:
             place = f"{row['function']}: {reason}, module {name[:19]}"

@@ -1,7 +1,9 @@
 """How surely one strategy beats another: paired draws of kernel times from their 90% intervals.
 
 A draw gives every (signature, device type) one time, lognormal about its median; all strategies are weighed
-with the same draws. Draws are counter-based, keyed by what they are for, so that no order of evaluation and
+with the same draws. Where a time was not measured, half of its variance is common to the device type: a model
+that is wrong about a device is wrong about all its kernels alike, which no number of kernels averages out.
+Draws are counter-based, keyed by what they are for, so that no order of evaluation and
 no other strategy changes them.
 """
 
@@ -19,7 +21,7 @@ from tessera_core.plan.figures import tokens_per_request
 from tessera_core.plan.ir import Plan
 from tessera_core.plan.placement import cost
 from tessera_core.plan.predict import Origin, RouteChoice
-from tessera_core.profile.times import Condition
+from tessera_core.profile.times import Condition, TimeRow
 
 DRAWS = 256
 """A probability near 0.9 then has a standard error of 0.02."""
@@ -30,41 +32,53 @@ Z_90 = 1.6448536269514722
 Vector = npt.NDArray[np.float64]
 
 
-def draw_factors(signature: str, device_type: str, low_us: float, high_us: float) -> Vector:
+COMMON_VARIANCE = 0.5
+"""Share of the variance of a time that was not measured which all kernels of its device type have in common."""
+
+
+def draw_factors(row: TimeRow) -> Vector:
     """Times over median, shape (DRAWS,), for one kernel signature on one device type."""
-    if low_us <= 0 or high_us <= low_us:
+    if row.low_us <= 0 or row.high_us <= row.low_us:
         return np.ones(DRAWS)
-    key = int.from_bytes(hashlib.sha256(f"{signature}|{device_type}".encode()).digest()[:8], "little")
-    normal = np.random.Generator(np.random.Philox(key=key)).standard_normal(DRAWS)
-    return np.exp(normal * math.log(high_us / low_us) / (2 * Z_90))
+    normal = _normal(f"{row.signature}|{row.device_type}")
+    if row.source != "measured":
+        common = _normal(f"|{row.device_type}")
+        normal = math.sqrt(1 - COMMON_VARIANCE) * normal + math.sqrt(COMMON_VARIANCE) * common
+    return np.exp(normal * math.log(row.high_us / row.low_us) / (2 * Z_90))
+
+
+def _normal(name: str) -> Vector:
+    key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    return np.random.Generator(np.random.Philox(key=key)).standard_normal(DRAWS)
 
 
 def drawn_merit(origin: Origin, plan: Plan, routes: Sequence[RouteChoice], condition: Condition) -> Vector:
     """How good a plan is in every draw, shape (DRAWS,), larger is better; the placement stays as planned.
 
-    Under the throughput policy tokens a second; under latency batches a second with nothing overlapped.
+    Under the throughput policy tokens a second; under latency batches a second with nothing overlapped, on the
+    fastest route.
     """
     stated = {(row["route"], row["program"]): row for row in plan.facts["prediction"]["intervals"]}
-    total = np.zeros(DRAWS)
+    latency = plan.facts["policy"] == "latency"
+    merits = []
     for route, choice in zip(plan.routes, routes, strict=True):
         figures = cost(choice.problem, choice.placement)
         each = np.zeros(DRAWS)
         for p, (name, rate) in enumerate(zip(route.programs, route.rates, strict=True)):
             row = stated[route.route, name]
             loads, path = _changes(origin, choice, p, condition)
-            if plan.facts["policy"] == "latency":
+            if latency:
                 each += rate * np.maximum(figures.serial_us[p] + loads.sum(axis=0), 1e-9)
                 continue
-            busiest = np.max(np.array(figures.loads_us[p])[:, None] + loads, axis=0)
-            interval = np.maximum(busiest, (row["latency_us"] + path) / route.slots)
+            interval = np.max(np.array(figures.loads_us[p])[:, None] + loads, axis=0)
             interval = np.maximum(interval, max(figures.wire_us[p], 1e-9))
+            if row["interval_us"] > row["resource_us"]:  # a batch's iterations wait for each other
+                interval = np.maximum(interval, row["interval_us"] + path / route.slots)
             # What dispatch loses against the formula is taken to stay in proportion.
             each += rate * interval * row["simulated_us"] / row["interval_us"]
-        if plan.facts["policy"] == "latency":
-            total += route.share * each
-        else:
-            total += 1e6 * route.batch * tokens_per_request(route) / each
-    return 1e6 / total if plan.facts["policy"] == "latency" else total
+        merits.append(1e6 / each if latency else 1e6 * route.batch * tokens_per_request(route) / each)
+    best: Vector = np.max(merits, axis=0) if latency else np.sum(merits, axis=0)
+    return best
 
 
 def _changes(
@@ -84,7 +98,7 @@ def _changes(
     for (signature, d, counted), count in counts.items():
         kind = problem.devices[d].type
         row = origin.times.time(signature, kind, condition)
-        change = row.median_us * (draw_factors(signature, kind, row.low_us, row.high_us) - 1)
+        change = row.median_us * (draw_factors(row) - 1)
         loads[d] += count * change
         if counted:
             path += count * change

@@ -13,7 +13,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tessera_core.deps.graph import Deps, Edge
-from tessera_core.plan.figures import Evaluation, RouteView, evaluate, families_of, objective_us, speed
+from tessera_core.plan.figures import (
+    Evaluation,
+    RouteView,
+    evaluate,
+    families_of,
+    feeding_outputs,
+    objective_us,
+    speed,
+)
 from tessera_core.plan.ir import Plan
 from tessera_core.program.boxes import covers, union_bytes
 from tessera_core.program.ir import Program, Trace
@@ -24,20 +32,17 @@ TOLERANCE = 1e-6
 
 def defects(plan: Plan, trace: Trace, deps: Deps) -> list[str]:
     """Everything that is wrong with a plan, one line each; empty for a sound one."""
-    found = structure_defects(plan, trace, deps)
+    found = structure_defects(plan, trace, deps) or statement_defects(plan)
+    found += [f"no {name} is stated" for name in ("link", "overhead") if name not in plan.facts]
     if found:
         return found  # figures of a broken structure mean nothing
     real = evaluate(plan, trace, deps)
     stated = plan.facts["prediction"]
     rows = {(row["route"], row["program"]): row for row in stated["intervals"]}
     for it in real.iterations:
-        row = rows.pop((it.route, it.program), None)
-        if row is None:
-            found.append(f"route {it.route}, {it.program}: no interval is stated")
-            continue
+        row = rows[it.route, it.program]
         for name in ("resource_us", "latency_us", "interval_us"):
             _compare(found, f"route {it.route}, {it.program}: {name}", row[name], getattr(it, name))
-    found += [f"route {route}, {program}: interval of nothing" for route, program in rows]
     simulated = {(row["route"], row["program"]): row["simulated_us"] for row in stated["intervals"]}
     if found:
         return found
@@ -75,7 +80,41 @@ def structure_defects(plan: Plan, trace: Trace, deps: Deps) -> list[str]:
         if found:
             continue
         found += _home_defects(view, trace, deps)
+        found += _sharing_defects(view, trace, deps)
         found += _transfer_defects(view, trace, deps)
+    return found
+
+
+def statement_defects(plan: Plan) -> list[str]:
+    """What a plan should state for its figures to be used, and doesn't: an interval for each program of a route,
+    and where it states links and overheads at all, one for each pair that a transfer crosses and each device in use.
+    """
+    found: list[str] = []
+    expected = Counter((route.route, name) for route in plan.routes for name in route.programs)
+    intervals = Counter((row["route"], row["program"]) for row in plan.facts["prediction"]["intervals"])
+    for number, name in sorted(expected | intervals):
+        held = intervals[number, name]
+        if held != 1 or not expected[number, name]:
+            what = (
+                "interval of nothing"
+                if held and not expected[number, name]
+                else f"{held or 'no'} intervals stated"
+            )
+            found.append(f"route {number}, {name}: {what}")
+    if "link" in plan.facts:
+        links = Counter((row["source"], row["destination"]) for row in plan.facts["link"])
+        for source, destination in sorted(
+            {(row.source, row.destination) for row in plan.transfers} | set(links)
+        ):
+            if links[source, destination] != 1:
+                found.append(
+                    f"{links[source, destination] or 'no'} links stated from {source} to {destination}"
+                )
+    if "overhead" in plan.facts:
+        overheads = Counter(row["device"] for row in plan.facts["overhead"])
+        for device in sorted({row.device for row in plan.assignments} | set(overheads)):
+            if overheads[device] != 1:
+                found.append(f"{overheads[device] or 'no'} segment overheads stated for {device}")
     return found
 
 
@@ -102,9 +141,16 @@ def input_defects(
         if capacities.get(device.name) != device.capacity_bytes:
             found.append(f"device {device.name}: capacity_bytes is {device.capacity_bytes}")
     for row in plan.facts["overhead"]:
-        _compare(found, f"overhead of {row['device']}", row["overhead_us"], overheads[types[row["device"]]])
+        real_us = overheads.get(types.get(row["device"], ""))
+        if real_us is None:
+            found.append(f"overhead of {row['device']}, which cluster and profile lack")
+        else:
+            _compare(found, f"overhead of {row['device']}", row["overhead_us"], real_us)
     for row in plan.facts["link"]:
-        link = links[row["source"], row["destination"]]
+        link = links.get((row["source"], row["destination"]))
+        if link is None:
+            found.append(f"link {row['source']} to {row['destination']}, which cluster and profile lack")
+            continue
         for name in ("latency_us", "gbit_per_s", "send_us", "receive_us"):
             what = f"link {row['source']} to {row['destination']}: {name}"
             _compare(found, what, row[name], getattr(link, name))
@@ -168,21 +214,39 @@ def _feeds(view: RouteView, trace: Trace, deps: Deps) -> list[tuple[Program, int
     """(program, last writer, output buffer, devices of the next iteration that read it)."""
     found = []
     for index, program in enumerate(view.programs):
-        following = view.programs[index + 1] if index + 1 < len(view.programs) else program
-        inputs = {b.name: trace.tensors[b.tensor].buffer for b in following.io if b.role == "input"}
-        for binding in program.io:
-            if binding.role != "output" or binding.feeds not in inputs:
-                continue
+        for following, binding in feeding_outputs(view.programs, index):
+            fed = trace.tensors[following.bindings("input")[str(binding.feeds)].tensor].buffer
             buffer = trace.tensors[binding.tensor].buffer
-            writers = [
-                a.kernel for a in deps.accesses(program.id) if a.buffer == buffer and a.mode == "write"
-            ]
+            writers = _writers(program, buffer, deps)
             wanted: set[str] = set()
             for access in deps.accesses(following.id):
-                if access.buffer == inputs[binding.feeds] and access.mode == "read":
+                if access.buffer == fed and access.mode == "read":
                     wanted |= set(view.where[following.name, access.kernel])
             if writers:
                 found.append((program, max(writers), buffer, wanted))
+    return found
+
+
+def _writers(program: Program, buffer: int, deps: Deps) -> set[int]:
+    return {a.kernel for a in deps.accesses(program.id) if a.buffer == buffer and a.mode == "write"}
+
+
+def _sharing_defects(view: RouteView, trace: Trace, deps: Deps) -> list[str]:
+    """Kernels that fill one buffer inexactly, or make one output between them, run on the same device."""
+    found: list[str] = []
+    for program in view.programs:
+        groups = [(group, "fill one buffer") for group in deps.chains(program.id)]
+        for binding in program.bindings("output").values():
+            buffer = trace.tensors[binding.tensor].buffer
+            if trace.buffers[buffer].kind != "state":
+                groups.append((tuple(sorted(_writers(program, buffer, deps))), f"make output {binding.name}"))
+        for group, what in groups:
+            spots = {tuple(sorted(view.where[program.name, kernel])) for kernel in group}
+            if len(spots) > 1 or any(len(spot) > 1 for spot in spots if len(group) > 1):
+                found.append(
+                    f"route {view.route.route}, {program.name}: kernels {list(group)} {what},"
+                    " so they must share a device"
+                )
     return found
 
 
@@ -210,14 +274,6 @@ def _transfer_defects(view: RouteView, trace: Trace, deps: Deps) -> list[str]:
                     found.append(f"{what}: is not shipped")
                 elif not _covered(by_key[key].boxes, edge):
                     found.append(f"{what}: the boxes shipped don't cover what is read")
-        for group in deps.chains(program.id):
-            spots = {
-                tuple(sorted(view.where[program.name, kernel]))
-                for kernel in group
-                if program.kernels[kernel].state_writer != "copy"
-            }
-            if len(spots) > 1:
-                found.append(f"{place}, {program.name}: kernels {list(group)} must share a device")
     for program, writer, buffer, devices in _feeds(view, trace, deps):
         for device in sorted(devices - set(view.where[program.name, writer])):
             key = (program.name, writer, buffer, device)

@@ -1,26 +1,33 @@
 """The figures of a plan, derived from plan, trace and deps alone: intervals, latency, memory, throughput.
 
 Nothing here knows the cost model that solvers use (:mod:`tessera_core.plan.problem`); it states the same rules
-a second time.
+a second time. Latency, and how fast the iterations of one batch follow each other, are those of one slot alone
+under the workers' rule of dispatch.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tessera_core.deps.graph import Deps
+from tessera_core.execute.segments import RouteModel, plan_routes
+from tessera_core.execute.simulator import BatchPlan, completions, simulate, steady_interval
 from tessera_core.plan.ir import Plan, Route
-from tessera_core.program.ir import Program, Trace
+from tessera_core.program.ir import IoBinding, Program, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
-    """One program of a route: busiest resource, end-to-end time alone, and the sum of everything in a row."""
+    """One program of a route.
+
+    ``resource_us``: what the busiest resource does at least in an iteration. ``latency_us``: one iteration alone, end
+    to end, and until its successor can begin. ``serial_us``: everything in a row. ``interval_us``: no pipeline of the
+    route's slots is faster.
+    """
 
     route: int
     program: str
@@ -84,7 +91,9 @@ def evaluate(plan: Plan, trace: Trace, deps: Deps) -> Evaluation:
     views = [RouteView(plan, route, trace) for route in plan.routes]
     return Evaluation(
         iterations=tuple(
-            _iteration(plan, view, program, trace, deps) for view in views for program in view.programs
+            _iteration(plan, view, program, trace, model)
+            for view, model in zip(views, plan_routes(plan, trace), strict=True)
+            for program in view.programs
         ),
         memory=tuple(_held(plan, views, trace, deps)),
     )
@@ -124,92 +133,55 @@ def families_of(program: Program, trace: Trace) -> dict[int, list[str]]:
     return bound
 
 
-def _iteration(plan: Plan, view: RouteView, program: Program, trace: Trace, deps: Deps) -> Iteration:
+def _iteration(plan: Plan, view: RouteView, program: Program, trace: Trace, model: RouteModel) -> Iteration:
     links = {(row["source"], row["destination"]): row for row in plan.facts["link"]}
     overhead = {row["device"]: float(row["overhead_us"]) for row in plan.facts["overhead"]}
-    rows = [row for row in view.sent if row.program == program.name]
+    fed = {
+        trace.tensors[binding.tensor].buffer
+        for _, binding in feeding_outputs(view.programs, view.programs.index(program))
+    }
     busy: dict[str, float] = defaultdict(float)
     wires: dict[tuple[str, str], float] = defaultdict(float)
-    serial = 0.0
     for item in program.kernels:
         for device, duration in view.where[program.name, item.id].items():
             busy[device] += duration
     for device in busy:
         busy[device] += overhead[device]
-    for row in rows:
+    serial = sum(busy.values())
+    for row in (row for row in view.sent if row.program == program.name):
         link = links[row.source, row.destination]
         wire = row.bytes * 8 / (link["gbit_per_s"] * 1e3)
         busy[row.source] += link["send_us"] + (wire if link["occupies_sender"] else 0.0)
-        busy[row.destination] += link["receive_us"] + overhead[row.destination]
         if not link["occupies_sender"]:
             wires[row.source, row.destination] += wire
-            serial += wire
-        serial += link["latency_us"]
+        # What feeds the next iteration is taken in there, perhaps together with other things.
+        if row.buffer not in fed:
+            busy[row.destination] += link["receive_us"]
+        serial += link["send_us"] + wire + link["latency_us"] + link["receive_us"] + overhead[row.destination]
     resource = max([*busy.values(), *wires.values()])
-    latency = _makespan(view, program, rows, links, overhead, deps)
+    once = BatchPlan(
+        batch=0,
+        route=0,
+        arrival_us=0.0,
+        iterations=tuple(int(p.name == program.name) for p in model.programs),
+    )
+    alone = completions(simulate([replace(model, slots=1)], [once]))[0].end_us
+    again = steady_interval(model, program.name, slots=1)
     return Iteration(
         route=view.route.route,
         program=program.name,
         resource_us=resource,
-        latency_us=latency,
-        serial_us=serial + sum(busy.values()),
-        interval_us=max(resource, latency / view.route.slots),
+        latency_us=max(alone, again),
+        serial_us=serial,
+        interval_us=max(resource, again / view.route.slots),
     )
 
 
-def _makespan(
-    view: RouteView,
-    program: Program,
-    rows: list[Any],
-    links: Mapping[tuple[str, str], Mapping[str, Any]],
-    overhead: Mapping[str, float],
-    deps: Deps,
-) -> float:
-    """End of one iteration alone: devices run their kernels in program order, sends follow their producer at
-    once, a received buffer is taken in before its first user; outputs that feed count until they arrive."""
-    outgoing: dict[tuple[int, str], list[Any]] = defaultdict(list)
-    arriving: dict[tuple[int, int, str], Any] = {}
-    for row in rows:
-        outgoing[row.producer, row.source].append(row)
-        arriving[row.producer, row.buffer, row.destination] = row
-    needs: dict[int, set[tuple[int, int]]] = defaultdict(set)
-    for edge in deps.edges(program.id):
-        if edge.hazard == "RAW":
-            needs[edge.destination].add((edge.source, edge.buffer))
-    free: dict[str, float] = {}
-    wire_free: dict[tuple[str, str], float] = defaultdict(float)
-    arrival: dict[tuple[int, int, str], float] = {}
-    pending: set[tuple[int, int, str]] = set()
-    for item in program.kernels:
-        for device, duration in view.where[program.name, item.id].items():
-            clock = free.get(device, overhead[device])
-            taken = [key for s, b in needs[item.id] if (key := (s, b, device)) in arrival]
-            clock = max([clock, *(arrival[key] for key in taken)])
-            for key in pending & set(taken):
-                row = arriving[key]
-                clock += links[row.source, device]["receive_us"] + overhead[device]
-                pending.discard(key)
-            clock += duration
-            for row in outgoing[item.id, device]:
-                link = links[device, row.destination]
-                wire = row.bytes * 8 / (link["gbit_per_s"] * 1e3)
-                clock += link["send_us"]
-                if link["occupies_sender"]:
-                    clock += wire
-                    landed = clock
-                else:
-                    landed = max(clock, wire_free[device, row.destination]) + wire
-                    wire_free[device, row.destination] = landed
-                key = (row.producer, row.buffer, row.destination)
-                arrival[key] = landed + link["latency_us"]
-                pending.add(key)
-            free[device] = clock
-    ends = [*free.values()]
-    for key in pending:
-        row = arriving[key]
-        landed = max(arrival[key], 0.0) + links[row.source, row.destination]["receive_us"]
-        ends.append(landed + overhead[row.destination])
-    return max(ends)
+def feeding_outputs(programs: Sequence[Program], index: int) -> list[tuple[Program, IoBinding]]:
+    """Outputs of a route's program that become inputs, each with the program that follows."""
+    following = programs[min(index + 1, len(programs) - 1)]
+    inputs = following.bindings("input")
+    return [(following, b) for b in programs[index].bindings("output").values() if b.feeds in inputs]
 
 
 def _held(plan: Plan, views: list[RouteView], trace: Trace, deps: Deps) -> list[Held]:
@@ -269,13 +241,12 @@ def _peak_bytes(program: Program, trace: Trace, deps: Deps) -> int:
 def objective_us(plan: Plan, real: Evaluation) -> float:
     """Microseconds per batch of requests, as large as the largest route's, over all routes together.
 
-    For latency: from the start of a batch to its end with nothing overlapped, weighted by the routes' shares.
+    For latency: from the start of a batch to its end with nothing overlapped, on the fastest route.
     """
     if plan.facts["policy"] == "latency":
         serial = {(it.route, it.program): it.serial_us for it in real.iterations}
-        return sum(
-            route.share
-            * sum(r * serial[route.route, p] for r, p in zip(route.rates, route.programs, strict=True))
+        return min(
+            sum(r * serial[route.route, p] for r, p in zip(route.rates, route.programs, strict=True))
             for route in plan.routes
         )
     intervals = {(it.route, it.program): it.interval_us for it in real.iterations}

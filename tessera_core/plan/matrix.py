@@ -2,10 +2,10 @@
 unit runs.
 
 Columns, scaled so that times are near one: x[u,d] unit u runs on d; h[f,d] family f lives on d; z[t,s,d]
-flow t is sent from s to d; m[a,d] resident a lies on d; q[e] an edge of the longest path crosses; T[p] the
+flow t is sent from s to d; m[a,d] resident a lies on d; q[e] an edge of the fed path crosses; T[p] the
 interval (or serial latency) of program p. Everything but x settles at the value that x implies, so it is
 left continuous. The dual bound holds for every placement within this cost model: the path rows state a
-lower bound of the latency, never an estimate.
+lower bound of the time between a batch's iterations, never an estimate.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _time_rows(
                 continue
             for (s, d), column in pairs.items():
                 loads[s].append((column, problem.send_us(flow.size, s, d) / scale))
-                loads[d].append((column, problem.receive_us(s, d) / scale))
+                loads[d].append((column, problem.receive_us(flow, s, d) / scale))
                 wires[s, d].append((column, problem.link_us(flow.size, s, d) / scale))
                 serial.append((column, problem.cross_us(flow.size, s, d) / scale))
         if goal == "interval":
@@ -173,11 +173,11 @@ def _time_rows(
 
 
 def _path_rows(model: Model, intervals: Sequence[int]) -> None:
-    """slots * T[p] is at least the time of the longest path, with what it costs to cross along it."""
+    """slots * T[p] is at least the time of the fed path, with what it costs to cross along it."""
     problem, count, scale = model.problem, len(model.problem.devices), model.scale
     sizes: dict[tuple[int, int], int] = {}
     for flow in problem.flows:
-        for unit in flow.consumers:
+        for unit in () if flow.feeds else flow.consumers:
             pair = (flow.producer, unit)
             sizes[pair] = max(sizes.get(pair, 0), flow.size)
     for p, path in enumerate(problem.paths):

@@ -15,7 +15,11 @@ from tessera_core.program.ir import Program, Trace
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramNeeds:
-    """What one program asks for, whatever the devices. Kernel ids are the program's."""
+    """What one program asks for, whatever the devices. Kernel ids are the program's.
+
+    ``chains``, ``output_writers``: kernels that share a device, because they fill one buffer inexactly, or because
+    together they make one output, which is taken from the device of its last writer.
+    """
 
     program: Program
     weights: dict[int, frozenset[int]]
@@ -25,6 +29,7 @@ class ProgramNeeds:
     computed: frozenset[str]
     flows: tuple[tuple[int, int, tuple[Box, ...] | None, frozenset[int]], ...]
     chains: tuple[tuple[int, ...], ...]
+    output_writers: tuple[tuple[int, ...], ...]
     activation_bytes: int
     readers: dict[int, frozenset[int]]
     writers: dict[int, tuple[int, ...]]
@@ -59,6 +64,9 @@ def program_needs(trace: Trace, deps: Deps, program: Program) -> ProgramNeeds:
         else:
             first[buffer.id] = min(kernel, first.get(buffer.id, kernel))
             last[buffer.id] = max(kernel, last.get(buffer.id, kernel))
+    outputs = {
+        buffers[trace.tensors[binding.tensor].buffer] for binding in program.bindings("output").values()
+    }
     ends = len(program.kernels) - 1
     for binding in program.io:
         buffer = buffers[trace.tensors[binding.tensor].buffer]
@@ -86,6 +94,11 @@ def program_needs(trace: Trace, deps: Deps, program: Program) -> ProgramNeeds:
             for (kernel, buffer), (consumers, boxes) in sorted(shipped.items())
         ),
         chains=tuple(tuple(chain) for chain in deps.chains(program.id)),
+        output_writers=tuple(
+            tuple(sorted(writers[buffer.id]))
+            for buffer in sorted(outputs, key=lambda item: item.id)
+            if buffer.kind != "state" and len(writers[buffer.id]) > 1
+        ),
         activation_bytes=_peak([(first[b], last[b], buffers[b].bytes) for b in sorted(first)]),
         readers={buffer: frozenset(ids) for buffer, ids in readers.items()},
         writers={buffer: tuple(sorted(ids)) for buffer, ids in writers.items()},

@@ -27,7 +27,8 @@ MOVES = 4
 class Cost:
     """A placement's figures in the cost model, per program; ``excess_bytes``: memory beyond what is there.
 
-    ``loads_us[p][d]``: what device d does in an iteration of program p; ``wire_us[p]``: the busiest link.
+    ``loads_us[p][d]``: what device d does in an iteration of program p; ``wire_us[p]``: the busiest link;
+    ``path_us[p]``: what a batch's iterations take at least to follow each other.
     """
 
     loads_us: tuple[tuple[float, ...], ...]
@@ -87,11 +88,11 @@ def cost(problem: Problem, placement: Placement) -> Cost:
     for index, s, d in crossings(problem, placement):
         flow = problem.flows[index]
         load[flow.program][s] += problem.send_us(flow.size, s, d)
-        load[flow.program][d] += problem.receive_us(s, d)
+        load[flow.program][d] += problem.receive_us(flow, s, d)
         wire[flow.program][s, d] += problem.link_us(flow.size, s, d)
         serial[flow.program] += problem.cross_us(flow.size, s, d)
         received[d] += flow.size
-        for unit_index in flow.consumers:
+        for unit_index in () if flow.feeds else flow.consumers:
             if d in placement[unit_index]:
                 key = (flow.producer, unit_index)
                 crossed[key] = max(crossed.get(key, 0.0), problem.cross_us(flow.size, s, d))

@@ -102,7 +102,7 @@ def predicted(
             "policy": origin.policy,
             "strategy": strategy,
             "requested": strategy,
-            "condition": condition,
+            "condition": _condition_used(origin, routes, condition),
             "targets": list(origin.targets),
             "link": _links(cluster),
             "overhead": [
@@ -176,6 +176,18 @@ def time_shares(origin: Origin, plan: Plan, condition: Condition) -> dict[str, f
         sums[origin.times.time(signature, types[device], condition).source] += microseconds
     total = sum(sums.values())
     return {f"{source}_share": sums[source] / total if total else 0.0 for source in SOURCES}
+
+
+def _condition_used(origin: Origin, routes: Sequence[RouteChoice], wanted: Condition) -> Condition:
+    """``wanted``, unless the profiles hold none of its times for what these routes run."""
+    found = {
+        origin.times.time(kernel.signature, device.type, wanted).condition
+        for choice in routes
+        for program in choice.problem.programs
+        for kernel in program.kernels
+        for device in choice.problem.devices
+    }
+    return wanted if wanted in found or not found else next(iter(found))
 
 
 def _by_signature(

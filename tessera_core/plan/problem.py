@@ -6,12 +6,14 @@ the solvers read; the checker (:mod:`tessera_core.plan.evaluate`) derives the sa
 The model, per program and iteration (all times in microseconds):
 
 - load of a device: its kernels' times; for each transfer that it sends, the link's ``send_us``, and the copy
-  itself where the link occupies the sender; for each that it receives, ``receive_us`` and one segment
-  overhead (what is received begins a segment); one more overhead where it runs any kernel of the program
+  itself where the link occupies the sender; for each that it receives for this iteration, ``receive_us``; one
+  segment overhead where it runs any kernel of the program. How many segments that takes is known only once they
+  are cut, so the load is what the device does at least
 - load of a directed link: the wire time of what crosses it, unless that occupies the sender already. Latency
   is not occupancy: it counts only in the latency of an iteration
-- interval: the largest load, or the latency divided by the slots, whichever is larger; the objective is the
-  sum over the programs of rate times interval
+- interval: the largest load, or the longest path from what an iteration is fed to what it feeds its successor,
+  divided by the slots, whichever is larger; the objective is the sum over the programs of rate times interval
+- latency: everything in a row, with one segment overhead for each transfer
 - memory of a device: weights of the kernels that it runs; per slot the state of every family that has a home
   there (every program of the route holds its own), per program the peak of live activations of the whole
   program where any of its kernels runs there, and every received buffer
@@ -50,7 +52,8 @@ class Unit:
 class Flow:
     """What a kernel writes and others read: it goes to each device that runs a consumer and not the producer.
 
-    ``consumers`` are units. ``boxes`` None: the whole buffer is shipped.
+    ``consumers`` are units. ``boxes`` None: the whole buffer is shipped. ``feeds``: it becomes an input of the
+    next iteration, which takes it in.
     """
 
     program: int
@@ -60,6 +63,7 @@ class Flow:
     size: int
     boxes: tuple[Box, ...] | None
     consumers: tuple[int, ...]
+    feeds: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,14 +116,15 @@ class Problem:
         link = self.links[source, destination]
         return 0.0 if link.occupies_sender else link.wire_us(size)
 
-    def receive_us(self, source: int, destination: int) -> float:
-        """Time that receiving takes of the receiving device."""
-        return self.links[source, destination].receive_us + self.overheads[destination]
+    def receive_us(self, flow: Flow, source: int, destination: int) -> float:
+        """Time that receiving a flow takes of the receiving device in the iteration that made it."""
+        return 0.0 if flow.feeds else self.links[source, destination].receive_us
 
     def cross_us(self, size: int, source: int, destination: int) -> float:
-        """End of the producer to start of the consumer, on idle devices."""
+        """End of the producer to start of the consumer, on idle devices: the consumer begins a segment."""
+        link = self.links[source, destination]
         busy = self.send_us(size, source, destination) + self.link_us(size, source, destination)
-        return busy + self.links[source, destination].latency_us + self.receive_us(source, destination)
+        return busy + link.latency_us + link.receive_us + self.overheads[destination]
 
 
 def build_problem(
@@ -185,13 +190,14 @@ def build_problem(
             )
             for p, need in enumerate(needs)
         ),
-        paths=tuple(_longest_path(need, p, unit_of, units) for p, need in enumerate(needs)),
+        paths=tuple(_fed_path(trace, needs, p, unit_of, units) for p in range(len(needs))),
     )
 
 
 def _flows(trace: Trace, needs: Sequence[ProgramNeeds], unit_of: dict[KernelKey, int]) -> tuple[Flow, ...]:
     consumers: dict[KernelKey, dict[int, set[int]]] = {}
     boxes_of: dict[tuple[int, int, int], tuple[Box, ...] | None] = {}
+    feeds: set[tuple[int, int, int]] = set()
     for p, need in enumerate(needs):
         for kernel, buffer, boxes, readers in need.flows:
             consumers.setdefault((p, kernel), {})[buffer] = {unit_of[p, reader] for reader in readers}
@@ -203,6 +209,7 @@ def _flows(trace: Trace, needs: Sequence[ProgramNeeds], unit_of: dict[KernelKey,
             fed = {unit_of[q, reader] for reader in needs[q].readers.get(target, ())}
             consumers.setdefault((p, kernel), {}).setdefault(output, set()).update(fed)
             boxes_of[p, kernel, output] = None
+            feeds.add((p, kernel, output))
     flows = []
     for (p, kernel), by_buffer in sorted(consumers.items()):
         for buffer, who in sorted(by_buffer.items()):
@@ -219,6 +226,7 @@ def _flows(trace: Trace, needs: Sequence[ProgramNeeds], unit_of: dict[KernelKey,
                         size=size,
                         boxes=boxes if size < whole else None,
                         consumers=others,
+                        feeds=(p, kernel, buffer) in feeds,
                     )
                 )
     return tuple(flows)
@@ -226,7 +234,6 @@ def _flows(trace: Trace, needs: Sequence[ProgramNeeds], unit_of: dict[KernelKey,
 
 def _groups(trace: Trace, needs: Sequence[ProgramNeeds]) -> list[tuple[tuple[KernelKey, ...], bool]]:
     """Kernels that share a device, in order of their first kernel, and whether they are replicable."""
-    computed = {name for need in needs for name in need.computed}
     parent: dict[KernelKey, KernelKey] = {
         (p, kernel.id): (p, kernel.id) for p, need in enumerate(needs) for kernel in need.program.kernels
     }
@@ -242,30 +249,45 @@ def _groups(trace: Trace, needs: Sequence[ProgramNeeds]) -> list[tuple[tuple[Ker
         for other in roots[1:]:
             parent[other] = roots[0]
 
-    replicable: set[KernelKey] = set()
-    touching: dict[str, list[KernelKey]] = defaultdict(list)
+    bound: set[KernelKey] = set()
     for p, need in enumerate(needs):
-        for kernel in need.program.kernels:
-            names = need.families.get(kernel.id, frozenset())
-            for name in names:
-                touching[name].append((p, kernel.id))
-            own = need.written.get(kernel.id, frozenset())
-            if kernel.state_writer == "copy" and own and not names & computed:
-                replicable.add((p, kernel.id))
-    # State that is computed lives on one device, and so does whatever touches it.
-    for name in sorted(computed):
-        join(touching[name])
-    for p, need in enumerate(needs):
-        for chain in need.chains:
-            # Copying writers follow their state's homes; a chain that goes beyond state binds the others.
-            join((p, k) for k in chain if (p, k) not in replicable)
-    # A fed output is shipped after its last writer, so all its writers are there.
-    for p, output, _, _ in feeding(trace, needs):
-        join((p, k) for k in needs[p].writers.get(output, ()) if (p, k) not in replicable)
+        for together in (*need.chains, *need.output_writers):
+            join((p, k) for k in together)
+            bound.update((p, k) for k in together)
+    replicable, single_home = _replicable(needs, bound)
+    for name in sorted(single_home):
+        join((p, k) for p, need in enumerate(needs) for k, names in need.families.items() if name in names)
     members: dict[KernelKey, list[KernelKey]] = defaultdict(list)
     for key in parent:
         members[root(key)].append(key)
     return [(tuple(members[key]), key in replicable) for key in sorted(members)]
+
+
+def _replicable(needs: Sequence[ProgramNeeds], bound: set[KernelKey]) -> tuple[set[KernelKey], set[str]]:
+    """Copying state writers that may run on several homes, and the families that have one home.
+
+    A family has one home where some writer of it cannot run on several: one that computes, one that shares a
+    device with others (``bound``), or one that touches another such family. Whatever touches it lives there too.
+    """
+    single_home: set[str] = set()
+    replicable = {
+        (p, k)
+        for p, need in enumerate(needs)
+        for k in need.written
+        if need.program.kernels[k].state_writer == "copy"
+    } - bound
+    while True:
+        rest = {(p, k) for p, k in replicable if not needs[p].families[k] & single_home}
+        homes = {
+            name
+            for p, need in enumerate(needs)
+            for k, names in need.written.items()
+            if (p, k) not in rest
+            for name in names
+        }
+        if homes == single_home:
+            return rest, homes
+        replicable, single_home = rest, homes
 
 
 def _families(
@@ -308,28 +330,42 @@ def _weights(
     return tuple(Resident(size=sizes[who], users=who) for who in sorted(sizes))
 
 
-def _longest_path(
-    need: ProgramNeeds, position: int, unit_of: dict[KernelKey, int], units: Sequence[Unit]
+def _fed_path(
+    trace: Trace,
+    needs: Sequence[ProgramNeeds],
+    position: int,
+    unit_of: dict[KernelKey, int],
+    units: Sequence[Unit],
 ) -> tuple[int, ...]:
-    """Units along the program's longest dependency path by mean time; no unit twice, no replicable one.
+    """Units along the longest path, by mean time, from what an iteration's input feeds to what feeds its successor;
+    no unit twice, no replicable one. Empty where iterations don't wait for each other.
 
-    Whatever the placement, an iteration takes at least the time of this path.
+    Whatever the placement, a batch's iterations follow each other no faster than this path takes.
     """
+    need = needs[position]
+    first: set[int] = set()
+    last: set[int] = set()
+    for p, output, q, target in feeding(trace, needs):
+        if p == q == position:
+            first |= set(need.readers.get(target, ()))
+            last |= set(need.writers.get(output, ())[-1:])
     best: dict[int, float] = {}
     before: dict[int, int] = {}
     sources: dict[int, list[int]] = defaultdict(list)
     for source, destination in need.edges:
         sources[destination].append(source)
     for kernel in need.program.kernels:
+        reached = [k for k in sources[kernel.id] if k in best]
+        if not reached and kernel.id not in first:
+            continue
         unit = units[unit_of[position, kernel.id]]
         counted = len(unit.kernels) == 1 and not unit.replicable
-        mean = sum(unit.times[position]) / len(unit.times[position]) if counted else 0.0
-        earlier = max(sources[kernel.id], key=lambda k: (best[k], -k), default=None)
-        best[kernel.id] = mean + (best[earlier] if earlier is not None else 0.0)
-        if earlier is not None:
-            before[kernel.id] = earlier
+        best[kernel.id] = sum(unit.times[position]) / len(unit.times[position]) if counted else 0.0
+        if reached:
+            before[kernel.id] = max(reached, key=lambda k: (best[k], -k))
+            best[kernel.id] += best[before[kernel.id]]
     path: list[int] = []
-    at: int | None = max(best, key=lambda k: (best[k], -k), default=None)
+    at = max(last & set(best), key=lambda k: (best[k], -k), default=None)
     while at is not None:
         unit = units[unit_of[position, at]]
         if len(unit.kernels) == 1 and not unit.replicable:

@@ -80,6 +80,9 @@ def solve(
             chosen[[u * count + d for d in where]] = 1.0
         solver.setSolution(integers, np.arange(integers, dtype=np.int32), chosen)
     solver.run()
+    if start is not None and not _consistent(solver, costs):
+        solver.clearSolver()
+        solver.run()
     info = solver.getInfo()
     if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
         return None, float("inf")
@@ -89,6 +92,19 @@ def solve(
     if info.primal_solution_status != 2:  # kSolutionStatusFeasible
         return None, bound
     return np.array(solver.getSolution().col_value), bound
+
+
+def _consistent(solver: Any, costs: npt.NDArray[np.float64]) -> bool:
+    """Whether the columns that the solver returns are those of the objective that it reports.
+
+    HiGHS 1.16 may report the optimum that it found and return the start that it was given.
+    """
+    info = solver.getInfo()
+    if info.primal_solution_status != 2:  # kSolutionStatusFeasible
+        return True
+    value = float(costs @ np.array(solver.getSolution().col_value))
+    reported = float(info.objective_function_value)
+    return abs(value - reported) <= 1e-6 * max(abs(reported), 1.0)
 
 
 def _quiet(make: Callable[[], Any]) -> Any:

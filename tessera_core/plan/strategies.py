@@ -23,6 +23,7 @@ from tessera_core.plan.throughput import charged, minimise, relaxed_bound_us, to
 from tessera_core.profile.times import Condition
 from tessera_formats.errors import InfeasibleError, InputError
 from tessera_formats.plan import POLICIES, STRATEGIES
+from tessera_formats.profile import SOURCES
 
 PLANNED = {
     "split": "placement",
@@ -34,6 +35,8 @@ PLANNED = {
 BASELINES = ("single", "data-parallel")
 SLOT_CHOICES = (8, 4, 2, 1)
 """Numbers of batches in flight that are tried where none is fixed."""
+SHARES = tuple(f"{source}_share" for source in SOURCES)
+"""How much of the kernels' time is of which kind, as plans state it."""
 SURE = 0.9
 """``auto`` leaves the best baseline only where the placement beats it in more draws than this."""
 SMALL = 300
@@ -77,9 +80,10 @@ def single_device(setting: Setting) -> Candidate:
 def data_parallel(setting: Setting) -> Candidate:
     """A copy on every device that holds one, requests shared out by speed."""
     name, cluster = "data-parallel", setting.origin.cluster
+    condition = setting.condition(len(cluster.devices))
     if len(cluster.devices) < 2:
         return Candidate(strategy=name, plan=None, reason="the cluster has one device")
-    first = {device.name: _alone(setting, device, 1, "beside") for device in cluster.devices}
+    first = {device.name: _alone(setting, device, 1, condition) for device in cluster.devices}
     fitting = [device for device in cluster.devices if first[device.name] is not None]
     left_out = [device for device in cluster.devices if first[device.name] is None]
     if len(fitting) < 2:
@@ -97,12 +101,12 @@ def data_parallel(setting: Setting) -> Candidate:
         slots = _apportioned(setting.in_flight, merits)
     routes: list[RouteChoice] = []
     for device, count in zip(fitting, slots, strict=True):
-        found = _alone(setting, device, count, "beside")
+        found = _alone(setting, device, count, condition)
         if found is None:
-            problem = setting.problem(_smallest(setting), [device], count, "beside")
+            problem = setting.problem(_smallest(setting), [device], count, condition)
             return Candidate(strategy=name, plan=None, reason=single_shortage([problem]))
         routes.append(found[1])
-    plan = predicted(setting.origin, routes, strategy=name, condition="beside", bound_us=None)
+    plan = predicted(setting.origin, routes, strategy=name, condition=condition, bound_us=None)
     over = _over_domains(setting, plan)
     if over:
         return Candidate(strategy=name, plan=None, reason=over)
@@ -111,7 +115,7 @@ def data_parallel(setting: Setting) -> Candidate:
         strategy=name,
         plan=plan,
         routes=tuple(routes),
-        condition="beside",
+        condition=condition,
         reason=f"a copy on each of {len(routes)} devices{without}",
     )
 
@@ -138,7 +142,9 @@ def placement(setting: Setting) -> Candidate:
             if best is None or merit > best[0]:
                 best = (merit, plan, route)
     if best is None:
-        problem = setting.problem(_smallest(setting), devices, setting.in_flight or 1, "beside")
+        problem = setting.problem(
+            _smallest(setting), devices, setting.in_flight or 1, setting.condition(len(devices))
+        )
         return Candidate(strategy="placement", plan=None, reason=placement_shortage(problem))
     _, plan, route = best
     if setting.in_flight is None and route.problem.slots > 1:
@@ -148,7 +154,7 @@ def placement(setting: Setting) -> Candidate:
         strategy="placement",
         plan=plan,
         routes=(route,),
-        condition="beside",
+        condition=setting.condition(len(devices)),
         reason=f"{crossing} transfers over one iteration of each program",
     )
 
@@ -238,7 +244,7 @@ def _roomy(setting: Setting, choice: Choice) -> tuple[Problem, list[Placement]]:
     else:
         counts = (1,) if setting.goal == "latency" else SLOT_CHOICES
     for slots in counts:
-        problem = setting.problem(choice, devices, slots, "beside")
+        problem = setting.problem(choice, devices, slots, setting.condition(len(devices)))
         starts = starting_points(problem)
         if any(cost(problem, start).excess_bytes == 0 for start in starts):
             break
@@ -277,7 +283,8 @@ def _contenders(
 
 
 def _placed(setting: Setting, route: RouteChoice, bound_us: float) -> Plan:
-    return predicted(setting.origin, [route], strategy="placement", condition="beside", bound_us=bound_us)
+    condition = setting.condition(len(route.problem.devices))
+    return predicted(setting.origin, [route], strategy="placement", condition=condition, bound_us=bound_us)
 
 
 def _fewer_slots(setting: Setting, plan: Plan, route: RouteChoice) -> tuple[Plan, RouteChoice]:
@@ -366,7 +373,7 @@ def _row(candidate: Candidate) -> dict[str, object]:
             "latency_us": 0.0,
             "tokens_per_s": 0.0,
             "time_per_token_us": 0.0,
-            "modelled_share": 0.0,
+            **dict.fromkeys(SHARES, 0.0),
         }
     prediction = plan.facts["prediction"]
     last = [
@@ -377,6 +384,7 @@ def _row(candidate: Candidate) -> dict[str, object]:
         )
         for route in plan.routes
     ]
+    nearest = min if plan.facts["policy"] == "latency" else max  # a request alone takes the fastest route
     return {
         "strategy": candidate.strategy,
         "feasible": True,
@@ -385,8 +393,8 @@ def _row(candidate: Candidate) -> dict[str, object]:
         "slots": sum(route.slots for route in plan.routes),
         "devices": len({row.device for row in plan.assignments}),
         "interval_us": 1 / sum(1 / max(row["simulated_us"], 1e-9) for row in last),
-        "latency_us": max(row["latency_us"] for row in last),
+        "latency_us": nearest(row["latency_us"] for row in last),
         "tokens_per_s": prediction["tokens_per_s"],
         "time_per_token_us": prediction["time_per_token_us"],
-        "modelled_share": prediction["modelled_share"],
+        **{name: prediction[name] for name in SHARES},
     }

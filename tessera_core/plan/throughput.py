@@ -69,7 +69,8 @@ def too_large(problem: Problem) -> bool:
 
 
 def charged(problem: Problem, share: float) -> Problem:
-    """The problem with every transfer dearer at both ends, by ``share`` of the best single device's interval.
+    """The problem with every transfer dearer at both ends, by ``share`` of the best single device's interval, and at
+    the receiver's by a segment.
 
     A full pipeline loses time wherever slots wait for each other, and it waits where placements cross. The cost
     model cannot say how long; a placement that crosses less for hardly more load is the better one in simulation.
@@ -80,7 +81,11 @@ def charged(problem: Problem, share: float) -> Problem:
     )
     extra = share * alone / max(sum(problem.rates), 1)
     links = {
-        pair: replace(link, send_us=link.send_us + extra, receive_us=link.receive_us + extra)
+        pair: replace(
+            link,
+            send_us=link.send_us + extra,
+            receive_us=link.receive_us + extra + problem.overheads[pair[1]],
+        )
         for pair, link in problem.links.items()
     }
     return replace(problem, links=links)

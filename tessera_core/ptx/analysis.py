@@ -35,12 +35,15 @@ _MODES: tuple[Literal["read", "write"], ...] = ("read", "write")
 
 @dataclass(frozen=True, slots=True)
 class LaunchAnalysis:
-    """All accesses of one launch. ``unknown_opcodes``: opcodes that the effects table lacks. ``fallbacks``: one
-    line per reason for which not even the base of an access is known, with the line in the module."""
+    """All accesses of one launch to buffers. ``unknown_opcodes``: opcodes that the effects table lacks.
+    ``fallbacks``: one line per reason for which not even the base of an access is known, with the line in the
+    module. ``written_variables``: module variables in device memory that may be written, with the line; they are
+    nobody's buffer, so whoever relies on ``accesses`` must refuse such a launch."""
 
     accesses: tuple[PtxAccess, ...]
     unknown_opcodes: tuple[str, ...]
     fallbacks: tuple[str, ...]
+    written_variables: tuple[tuple[str, int], ...] = ()
 
 
 def analyse_launch(module: Module, launch: LaunchShape, buffer_bytes: Mapping[int, int]) -> LaunchAnalysis:
@@ -86,8 +89,17 @@ def analyse_launch(module: Module, launch: LaunchShape, buffer_bytes: Mapping[in
         accesses=tuple(sorted(accesses, key=lambda access: (access.buffer, access.mode, not access.must))),
         unknown_opcodes=result.unknown_opcodes,
         fallbacks=tuple(
-            f"{reason} (line {line})" for reason, line in (*result.everything, *result.variables)
+            f"{reason} (line {line})"
+            for reason, line in (
+                *result.everything,
+                *(
+                    (f"module variable {name} is read", at)
+                    for (name, mode), at in result.variables
+                    if mode == "read"
+                ),
+            )
         ),
+        written_variables=tuple((name, at) for (name, mode), at in result.variables if mode == "write"),
     )
 
 
@@ -96,7 +108,7 @@ class _Result:
     accesses: tuple[PtxAccess, ...]
     unknown_opcodes: tuple[str, ...]
     everything: tuple[tuple[str, int], ...]
-    variables: tuple[tuple[str, int], ...]
+    variables: tuple[tuple[tuple[str, Literal["read", "write"]], int], ...]
 
 
 @lru_cache(maxsize=4096)

@@ -289,8 +289,8 @@ class Threads:
                 continue
             if base <= FIRST_VARIABLE:
                 name = self.kernel.variables[FIRST_VARIABLE - base]
-                if name:
-                    self.footprint.variables.setdefault(f"module variable {name} is accessed", line)
+                for mode in modes if name else ():
+                    self.footprint.variables.setdefault((name, mode), line)
                 continue
             for mode in modes:
                 if isinstance(address, Known) and length is not None:

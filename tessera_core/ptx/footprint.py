@@ -49,7 +49,8 @@ class Footprint:
     bounded: dict[tuple[int, Mode], list[tuple[Box | None, str, int]]] = field(default_factory=dict)
     first_line: dict[tuple[int, Mode], int] = field(default_factory=dict)
     everything: dict[str, int] = field(default_factory=dict)
-    variables: dict[str, int] = field(default_factory=dict)
+    # module variables in device memory, with the first line that reads or writes each
+    variables: dict[tuple[str, Mode], int] = field(default_factory=dict)
 
     def add(self, mode: Mode, address: Known, length: int, can: Bool, must: Bool, line: int) -> None:
         """Record ``length`` bytes at ``address`` for the threads that can be, and those that must be, here."""
@@ -85,8 +86,8 @@ class Footprint:
             self.first_line[place] = min(line, self.first_line.get(place, line))
         for reason, line in other.everything.items():
             self.everything.setdefault(reason, line)
-        for name, line in other.variables.items():
-            self.variables.setdefault(name, line)
+        for variable, line in other.variables.items():
+            self.variables.setdefault(variable, line)
 
     def _piece(self, key: _Key, address: Known, length: int, mask: Bool) -> None:
         block, thread = address.block, address.thread

@@ -97,7 +97,8 @@ def known(block: Int, thread: Int = ZERO, base: int = NO_BASE) -> Known:
 
 
 def constant(value: int, base: int = NO_BASE) -> Known:
-    """The same number for every thread."""
+    """The same number for every thread; beyond 63 bits, the signed number of the same 64 bits."""
+    value = (value + (1 << 63)) % (1 << 64) - (1 << 63)
     return Known(base, np.full((1, 1), value, dtype=np.int64), ZERO, value, value)
 
 
@@ -142,10 +143,10 @@ def fit(value: Known, width: int, shape: Shape) -> Value:
     if value.base != NO_BASE:
         return Unknown(frozenset({value.base}), None, None)
     turns = (value.low + half) >> width
-    if turns == (value.high + half) >> width and width < 64:
-        return known(value.block - np.int64(turns << width), value.thread)
     if width >= 64:
         return unknown(64)  # past 64 bits the arrays themselves may have wrapped: their bounds mean nothing
+    if turns == (value.high + half) >> width and -(1 << 63) <= turns << width < 1 << 63:
+        return known(value.block - np.int64(turns << width), value.thread)
     return elementwise(shape, lambda x: wrap(x, width), (value,), width)
 
 

@@ -7,7 +7,7 @@ from tessera_core.adapt.stage import AdaptStage, plan_names
 from tessera_core.plan.ir import load_plan, save_plan
 from tessera_formats.adapt import read_adapt
 from tessera_formats.deps import read_deps
-from tessera_formats.errors import InputError, OriginError
+from tessera_formats.errors import ArtifactError, InputError, OriginError
 from tessera_formats.plan import write_plan
 from tests.cli.artifacts import DECODE, PREFILL, plan_document, write_trace_and_deps
 
@@ -112,3 +112,46 @@ def test_other_programs_and_other_deps_are_refused(inputs: Path) -> None:
     with pytest.raises(OriginError, match="different programs"):
         adapt(inputs, plans=("other", "throughput"))
     assert not (inputs / "x.adapt").exists()
+
+
+def test_plans_for_other_devices_are_refused(inputs: Path) -> None:
+    path = inputs / "latency.plan.toml"
+    plan = load_plan(path)
+    save_plan(path, replace(plan, devices=(*plan.devices, replace(plan.devices[0], name="cpu2"))))
+    with pytest.raises(OriginError, match=r"is for other devices than .*cpu2 of type cpu-1thread") as caught:
+        adapt(inputs)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"assignments": ()}, "kernel 0 has no device"),
+        ({"homes": ()}, "is not on a home of cache"),
+        ({"facts": {"prediction": {"intervals": []}}}, "no intervals stated"),
+    ],
+)
+def test_a_plan_that_is_wrong_or_says_too_little_is_refused(inputs: Path, change, words: str) -> None:
+    path = inputs / "latency.plan.toml"
+    plan = load_plan(path)
+    prediction = {**plan.facts["prediction"], **change.get("facts", {}).get("prediction", {})}
+    save_plan(path, replace(plan, **{**change, "facts": {**plan.facts, "prediction": prediction}}))
+    with pytest.raises(ArtifactError, match=words) as caught:
+        adapt(inputs)
+    assert "latency.plan.toml" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_link_of_no_speed_is_refused(inputs: Path) -> None:
+    path = inputs / "latency.plan.toml"
+    plan = load_plan(path)
+    link = {
+        "source": "cpu0",
+        "destination": "cpu1",
+        "latency_us": 1.0,
+        "gbit_per_s": 0.0,
+        "send_us": 0.0,
+        "receive_us": 0.0,
+        "occupies_sender": False,
+    }
+    with pytest.raises(ArtifactError, match="gbit_per_s"):
+        save_plan(path, replace(plan, facts={**plan.facts, "link": [link]}))

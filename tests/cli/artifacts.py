@@ -203,7 +203,8 @@ def plan_document(
                 "strategy": "single", "feasible": True, "chosen": True, "reason": f"all on {placed}",
                 "batch": 2,
                 "slots": slots, "devices": 1, "interval_us": times[DECODE], "latency_us": times[DECODE],
-                "tokens_per_s": 10.0, "time_per_token_us": 1.0, "modelled_share": 0.0,
+                "tokens_per_s": 10.0, "time_per_token_us": 1.0,
+                "measured_share": 1.0, "silicon_share": 0.0, "modelled_share": 0.0,
                 "probability_best": 0.0,
             }
         ],

@@ -79,6 +79,7 @@ def test_the_demonstration_runs_twice_into_one_folder(process, tmp_path: Path) -
         assert "outputs equal: yes" in done.stdout.splitlines()[-1]
     facts = json.loads(process("demo", "-o", "out", "--json", timeout=300).stdout)
     assert facts["outputs_equal"] is True
+    assert facts["plan_changes_under_load"] >= 1
     strategies = {(row["devices"], row["strategy"]): row for row in facts["strategies"]}
     assert len(strategies) == 6
     for (devices, _), row in strategies.items():

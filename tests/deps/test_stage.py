@@ -168,6 +168,25 @@ def test_an_unknown_target_is_named_and_nothing_is_written(tmp_path: Path) -> No
     assert not (tmp_path / "a.deps").exists()
 
 
+def test_a_written_module_variable_is_refused_and_a_read_one_listed(tmp_path: Path) -> None:
+    def with_variable(access: str) -> Path:
+        """The launch's kernel, which begins with an access to a variable of its module."""
+        trace = silu_trace(tmp_path / "a.trace")
+        text = module_row()["text"].replace(
+            ".visible .entry", ".global .align 4 .u32 counter;\n.visible .entry"
+        )
+        at = text.index("ld.param")
+        module = {**module_row(), "text": f"{text[:at]}{access}\n{text[at:]}"}
+        rows = [launch(2, 3, module["module"], [(1, 0), (2, 0), (3, 0)], COUNT)]
+        return save(trace, load_trace(trace), rows, [module])
+
+    with pytest.raises(ModelError, match=r"writes the module variable counter \(line \d+") as caught:
+        DepsStage().run(with_variable("st.global.u32 [counter], 1;"), tmp_path / "a.deps")
+    assert "\n" not in str(caught.value)
+    facts = DepsStage().run(with_variable("ld.global.u32 %r1, [counter];"), tmp_path / "a.deps")
+    assert any("module variable counter is read" in str(row) for t in facts.tables for row in t.rows)
+
+
 def test_text_that_is_not_ptx_is_refused_with_its_place(tmp_path: Path) -> None:
     trace = silu_trace(tmp_path / "a.trace")
     module = {**module_row(), "text": ".version 8.7\n.target sm_90\nwhat is this"}

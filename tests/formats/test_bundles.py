@@ -117,7 +117,7 @@ def test_missing_truncated_and_foreign_bundles(tmp_path):
     with pytest.raises(ArtifactError, match="is a file, expected a deps folder"):
         read_deps(tmp_path / "file")
     write_sample(tmp_path / "x")
-    with pytest.raises(ArtifactError, match="is a deps, expected a trace"):
+    with pytest.raises(ArtifactError, match="is of kind deps, expected a trace"):
         read_trace(tmp_path / "x")
     edges = next((tmp_path / "x").glob("edges-*"))
     edges.write_bytes(edges.read_bytes()[:100])

@@ -75,8 +75,8 @@ def test_a_bad_field_is_named(tmp_path, old, new, said):
 
 def test_an_edited_document_loads_with_a_warning(tmp_path):
     path = tmp_path / "c.toml"
-    path.write_text(CLUSTER_TEXT)
-    write_document(path, CLUSTER, read_cluster(path))
+    (tmp_path / "by-hand.toml").write_text(CLUSTER_TEXT)
+    write_document(path, CLUSTER, read_cluster(tmp_path / "by-hand.toml"))
     path.write_text(path.read_text().replace("latency_us = 5", "latency_us = 6"))
     with pytest.warns(StaleChecksumWarning, match="was edited"):
         assert read_cluster(path)["link"][0]["latency_us"] == 6
@@ -85,7 +85,7 @@ def test_an_edited_document_loads_with_a_warning(tmp_path):
 def test_kind_and_version_are_checked(tmp_path):
     path = tmp_path / "x.toml"
     path.write_text('kind = "workload"\nversion = 1\n')
-    with pytest.raises(ArtifactError, match="is a workload, expected a plan"):
+    with pytest.raises(ArtifactError, match="is of kind workload, expected a plan"):
         read_document(path, PLAN_VERSIONS)
     path.write_text("seed = 1\n")
     with pytest.raises(ArtifactError, match="does not say its kind"):

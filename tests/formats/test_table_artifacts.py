@@ -133,9 +133,10 @@ def test_newer_version_wrong_kind_missing_and_foreign_files(tmp_path):
     write_table_artifact(path, newer[2], HEADER, TIMES.build([ROW]))
     with pytest.raises(NewerVersionError, match="version 2 is newer than this toolchain reads"):
         read_profile(path)
+    path.unlink()
     other = {1: type(PROFILE)(kind="other", version=1, header=PROFILE.header, table=TIMES)}
     write_table_artifact(path, other[1], HEADER, TIMES.build([ROW]))
-    with pytest.raises(ArtifactError, match="is a other, expected a profile"):
+    with pytest.raises(ArtifactError, match="is of kind other, expected a profile"):
         read_table_artifact(path, PROFILE_VERSIONS)
     with pa.ipc.new_file(str(path), TIMES.arrow()) as writer:
         writer.write_table(TIMES.build([ROW]))
@@ -163,6 +164,20 @@ def test_the_checksum_tells_values_nulls_and_list_borders_apart():
     texts = [["ab", "c"], ["a", "bc"], ["", "abc"], [None, "abc"]]
     sums |= {content_checksum(pa.table({"a": pa.array(case)})) for case in texts}
     assert len(sums) == len(cases) + len(texts)
+
+
+def test_a_file_of_another_kind_is_left_alone(tmp_path):
+    precious = tmp_path / "notes.txt"
+    for content in ("precious", 'kind = "plan"\n'):
+        precious.write_text(content)
+        with pytest.raises(ArtifactError, match="exists and is no profile; it is left alone"):
+            write_profile(precious, HEADER, TIMES.build([ROW]))
+        assert precious.read_text() == content
+    precious.write_text("")
+    write_profile(precious, HEADER, TIMES.build([ROW]))
+    precious.write_bytes(precious.read_bytes()[:900])
+    write_profile(precious, HEADER, TIMES.build([ROW]))
+    assert read_profile(precious).table.num_rows == 1
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tessera_core.deps.graph import Deps
-from tessera_core.plan.evaluate import defects, input_defects
+from tessera_core.plan.evaluate import defects, input_defects, structure_defects
 from tessera_core.plan.figures import evaluate, speed
 from tessera_core.plan.ir import Home, Plan, Route
 from tessera_core.plan.predict import Origin
@@ -52,27 +52,27 @@ def crossing(**link: Any) -> tuple[Origin, Plan]:
 def test_times_by_hand() -> None:
     origin, plan = crossing(latency_us=2.0, gbit_per_s=8.0, send_us=0.5, receive_us=0.25)
     (it,) = evaluate(plan, origin.trace, origin.deps).iterations
-    # d0: segment 1, kernels 31, send 0.5, receive the token 0.25 and a segment 1.
-    assert it.resource_us == pytest.approx(33.75)
-    # 1 + 31 | 0.5, wire 1, latency 2 | 0.25 + 1 (d1 opened its iteration meanwhile), c 5 |
-    # 0.5, wire 0.008, latency 2 | 0.25 + 1.
-    assert it.latency_us == pytest.approx(32 + 3.5 + 1.25 + 5 + 2.508 + 1.25)
-    # Nothing overlaps: d1's opening microsecond counts too.
-    assert it.serial_us == pytest.approx(it.latency_us + 1)
+    # d0: segment 1, kernels 31, send 0.5; the token is received by the next iteration.
+    assert it.resource_us == pytest.approx(32.5)
+    # 0.25 for the token before, 1 + 31 | 0.5, wire 1, latency 2 | 0.25 + 1, c 5 | 0.5, wire 0.008, latency 2.
+    assert it.latency_us == pytest.approx(0.25 + 32 + 3.5 + 6.25 + 2.508)
+    # Nothing overlaps: each device opens its iteration apart from what it receives.
+    assert it.serial_us == pytest.approx(it.latency_us + 2)
     assert it.interval_us == it.resource_us
 
 
 def test_a_copy_occupies_the_sender() -> None:
     origin, plan = crossing(occupies_sender=True, send_us=0.5)
     (it,) = evaluate(plan, origin.trace, origin.deps).iterations
-    assert it.resource_us == pytest.approx(1 + 31 + 0.5 + 1 + 1)  # kilobyte out, segment for the token
+    assert it.resource_us == pytest.approx(1 + 31 + 0.5 + 1)  # the segment, and a kilobyte out
 
 
 def test_latency_over_slots_binds_with_few_slots() -> None:
     origin, plan = crossing()
     plan = replace(plan, routes=(replace(plan.routes[0], slots=1),))
     (it,) = evaluate(plan, origin.trace, origin.deps).iterations
-    assert it.interval_us == it.latency_us > it.resource_us
+    assert it.interval_us == pytest.approx(it.latency_us)
+    assert it.interval_us > it.resource_us
 
 
 def test_memory_by_hand() -> None:
@@ -102,6 +102,47 @@ def test_speeds_of_routes_add() -> None:
     assert pace.requests_per_s == (1e6 * 4 / 100, 1e6 * 2 / 100)
     assert pace.tokens_per_s == pytest.approx(10 * 60_000)
     assert pace.time_per_token_us == pytest.approx(10 * 2 / 3 + 30 / 3)
+
+
+def test_a_slot_waits_for_its_regions_even_where_nothing_is_fed() -> None:
+    graph = Graph()
+    tokens, middle, out = graph.buffer("input", 8), graph.buffer("activation", 8), graph.buffer("output", 8)
+    graph.program(
+        [{"reads": [tokens], "writes": [middle]}, {"reads": [middle], "writes": [out]}],
+        inputs={"tokens": tokens},
+        outputs={"hidden": (out, None)},
+    )
+    origin = origin_of(graph, times_of(graph.trace(), {"x": 50.0}), cluster_of(["x", "x"]))
+    plan = plan_of(origin, graph.programs, (1,), 1, {(0, 0): ["d0"], (0, 1): ["d1"]})
+    (it,) = evaluate(plan, origin.trace, origin.deps).iterations
+    assert it.resource_us == pytest.approx(51)
+    assert it.latency_us == it.interval_us == pytest.approx(2 * 51 + 2.008)
+
+
+def halves(**second: Any) -> Plan:
+    """An output of two halves, made on different devices."""
+    graph = Graph()
+    tokens, out = graph.buffer("input", 8), graph.buffer("output", 8)
+    cache = graph.buffer("state", 8)
+    graph.program(
+        [{"reads": [tokens], "writes": [out]}, {"reads": [tokens], "writes": [out], **second}],
+        inputs={"tokens": tokens},
+        outputs={"next": (out, None)},
+        state={"cache": cache},
+    )
+    origin = origin_of(graph, times_of(graph.trace(), {"x": 9.0}), cluster_of(["x", "x"]))
+    plan = plan_of(origin, graph.programs, (1,), 2, {(0, 0): ["d0"], (0, 1): ["d1"]})
+    (found,) = structure_defects(plan, origin.trace, origin.deps)
+    assert "kernels [0, 1] make output next, so they must share a device" in found
+    return make_plan(
+        PartitionStage(strategy="placement"), origin.trace, origin.deps, origin.times, origin.cluster
+    )
+
+
+@pytest.mark.parametrize("writer", ["none", "copy"])
+def test_all_writers_of_an_output_share_a_device(writer: str) -> None:
+    plan = halves(writer=writer)
+    assert len({row.device for row in plan.assignments}) == 1
 
 
 def made() -> tuple[Plan, Trace, Deps]:
@@ -212,6 +253,23 @@ SEEDED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "bound above objective": (lambda p: with_fact(p, "prediction.lower_bound_us", 1e9), "above objective_us"),
     "wrong gap": (lambda p: with_fact(p, "prediction.gap", 0.5), "gap is 0.5"),
     "wrong share": (lambda p: replace(p, routes=(replace(p.routes[0], share=0.4),)), "share is 0.4"),
+    "no interval": (lambda p: with_fact(p, "prediction.intervals", []), "no intervals stated"),
+    "interval of nothing": (
+        lambda p: with_fact(p, "prediction.intervals.0.program", "q"),
+        "q: interval of nothing",
+    ),
+    "link missing": (
+        lambda p: with_fact(p, "link", [x for x in p.facts["link"] if x["source"] != p.transfers[0].source]),
+        "no links stated from",
+    ),
+    "all links missing": (
+        lambda p: replace(p, facts={k: v for k, v in p.facts.items() if k != "link"}),
+        "no link is stated",
+    ),
+    "overhead twice": (
+        lambda p: with_fact(p, "overhead", [*p.facts["overhead"], p.facts["overhead"][0]]),
+        "2 segment overheads stated for d0",
+    ),
     "other slots": (lambda p: replace(p, routes=(replace(p.routes[0], slots=5),)), "bytes is"),
 }
 
@@ -233,7 +291,18 @@ def test_inputs_are_held_against_profile_and_cluster() -> None:
     cluster = cluster_of(["x", "x"], latency_us=3.0)
     capacities = {"d0": 10**12, "d1": 1}
     found = input_defects(plan, trace, lambda signature, kind: 1.0, cluster.links, {"x": 2.0}, capacities)
+    strange = {**plan.facts["link"][0], "source": "q"}
+    facts = {
+        **plan.facts,
+        "link": [*plan.facts["link"], strange],
+        "overhead": [*plan.facts["overhead"], {"device": "q"}],
+    }
+    found += input_defects(
+        replace(plan, facts=facts), trace, lambda *_: 1.0, cluster.links, {"x": 2.0}, capacities
+    )
     for expected in (
+        "link q to d1, which cluster and profile lack",
+        "overhead of q, which cluster",
         "time_us is 30",
         "latency_us is 2, should be 3",
         "overhead of d0",

@@ -1,18 +1,21 @@
 """Strategies weighed against each other: shares by hand, batches, slots, doubt, and what has no plan."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tessera_core.plan.confidence import DRAWS, draw_factors
+from tessera_core.plan.confidence import COMMON_VARIANCE, DRAWS, draw_factors
 from tessera_core.plan.ir import Plan
 from tessera_core.plan.setting import usual_tokens
 from tessera_core.plan.stage import PartitionStage, make_plan
+from tessera_core.profile.times import TimeRow
 from tessera_core.program.ir import Program
 from tessera_formats.document import encode_document
 from tessera_formats.errors import InfeasibleError, InputError
 from tessera_formats.plan import PLAN
+from tessera_formats.profile import SOURCES
 from tests.plan.graphs import Graph, cluster_of, times_of
 
 
@@ -170,13 +173,79 @@ def test_auto_stays_with_the_baseline_where_times_are_too_vague() -> None:
     assert row(vague, "placement")["probability_best"] <= 0.9
 
 
-def test_draws_are_paired_and_centred_on_the_median() -> None:
-    factors = draw_factors("s", "a100-80gb", 50.0, 200.0)
+def times_between(low: float, high: float, kind: str, signatures: int, source: str) -> list[TimeRow]:
+    """Times of several kernels on one device type, each with the median 100 us and that interval."""
+    graph = Graph()
+    graph.program([{"reads": [graph.buffer("input", 8)], "writes": []} for _ in range(signatures)])
+    rows = times_of(graph.trace(), {kind: 100.0}, source=source).rows.values()
+    return [replace(row, low_us=low, high_us=high) for (row,) in rows]
+
+
+@pytest.mark.parametrize("source", ["measured", "modelled"])
+def test_draws_are_paired_and_centred_on_the_median(source: str) -> None:
+    (row,) = times_between(50.0, 200.0, "a100-80gb", 1, source)
+    factors = draw_factors(row)
     assert factors.shape == (DRAWS,)
-    assert np.array_equal(factors, draw_factors("s", "a100-80gb", 50.0, 200.0))
-    assert not np.array_equal(factors, draw_factors("s", "l40s", 50.0, 200.0))
+    assert np.array_equal(factors, draw_factors(row))
+    assert not np.array_equal(factors, draw_factors(replace(row, device_type="l40s")))
     assert np.median(factors) == pytest.approx(1.0, abs=0.15)
     assert np.mean((factors > 0.5) & (factors < 2.0)) == pytest.approx(0.9, abs=0.05)
+
+
+def test_many_kernels_average_out_measured_errors_but_not_those_of_a_model() -> None:
+    """The 90% interval of 100 kernels' total, over its median: the common half of the variance remains."""
+
+    def spread(source: str) -> float:
+        drawn = np.mean([draw_factors(row) for row in times_between(50.0, 200.0, "x", 100, source)], axis=0)
+        low, high = np.quantile(drawn, [0.05, 0.95])
+        return float(np.log(high / low))
+
+    assert spread("measured") < 0.25 < np.log(4) * np.sqrt(COMMON_VARIANCE) * 0.8 < spread("modelled")
+
+
+def test_latency_is_weighed_alone_and_copies_do_not_shorten_it() -> None:
+    """Beside a neighbour the kernels happened to be measured faster."""
+    graph = layers()
+    quiet = times_of(graph.trace(), {"x": 10.0})
+    rows = {
+        key: (row, replace(row, condition="beside", median_us=8.0, low_us=8.0, high_us=8.0))
+        for key, (row,) in quiet.rows.items()
+    }
+    made = {
+        policy: make_plan(
+            PartitionStage(policy=policy),
+            graph.trace(),
+            graph.deps(),
+            replace(quiet, rows=rows),
+            cluster_of(("x", "x")),
+        )
+        for policy in ("latency", "throughput")
+    }
+    latency, throughput = made["latency"], made["throughput"]
+    assert (latency.facts["strategy"], latency.facts["condition"]) == ("single", "alone")
+    assert {row(latency, s)["latency_us"] for s in ("single", "data-parallel")} == {51.0}
+    assert (throughput.facts["strategy"], throughput.facts["condition"]) == ("data-parallel", "beside")
+    assert row(throughput, "data-parallel")["latency_us"] == 41.0
+
+
+def test_a_plan_states_the_condition_that_its_profile_has() -> None:
+    made = plan(layers(), {"x": 10.0}, kinds=("x", "x"), strategy="placement")
+    assert made.facts["condition"] == "alone"
+
+
+def test_each_strategy_says_how_much_of_it_was_measured() -> None:
+    graph = layers()
+    fast = times_of(graph.trace(), {"fast": 10.0}, source="measured")
+    slow = times_of(graph.trace(), {"slow": 30.0}, source="silicon")
+    both = replace(fast, rows={**fast.rows, **slow.rows}, devices={**fast.devices, **slow.devices})
+    cluster = cluster_of(("fast", "slow"))
+    made = make_plan(PartitionStage(strategy="data-parallel"), graph.trace(), graph.deps(), both, cluster)
+    shares = {s: [row(made, s)[f"{kind}_share"] for kind in SOURCES] for s in ("single", "data-parallel")}
+    assert shares["single"] == [1.0, 0.0, 0.0]
+    # Time per request, weighted by share: the slow device takes 3 times as long for a quarter of them, nearly.
+    assert shares["data-parallel"] == pytest.approx(
+        [50 * 151 / (50 * 151 + 150 * 51), 150 * 51 / (50 * 151 + 150 * 51), 0.0]
+    )
 
 
 def test_placement_serves_what_no_device_holds() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,8 @@ NUMBERS = st.sampled_from(
     [0, 1, 2, 3, 4, 7, 8, 16, 31, 32, 63, 100, 127, 255, 1023, 65535, 2**31 - 1, -1, -2, -16, -128]
 )
 SMALL = st.integers(0, 40)
+SHIFTS = SMALL | st.sampled_from([62, 63, 64])
+LARGE = st.sampled_from([2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)])
 
 
 @st.composite
@@ -61,7 +64,8 @@ def statements(draw: st.DrawFn) -> list[str]:
             f"mad.wide.{kind} {long()}, {register()}, {word()}, {long()};",
             f"{draw(st.sampled_from(['add', 'sub', 'min', 'max', 'div', 'rem', 'mul.lo']))}.{wide} "
             f"{long()}, {long()}, {long()};",
-            f"{draw(st.sampled_from(['shl.b64', 'shr.s64', 'shr.u64']))} {long()}, {long()}, {draw(SMALL)};",
+            f"{draw(st.sampled_from(['shl.b64', 'shr.s64', 'shr.u64']))} {long()}, {long()}, {draw(SHIFTS)};",
+            f"{draw(st.sampled_from(['mov.b64', 'neg.s64', 'abs.s64']))} {long()}, {draw(LARGE)};",
             f"setp.{comparison}.{wide} {flag()}, {long()}, {long()};",
             f"cvt.{wide}.{kind} {long()}, {register()};",
             f"cvt.{kind}.{wide} {register()}, {long()};",
@@ -71,6 +75,27 @@ def statements(draw: st.DrawFn) -> list[str]:
         ]
         found.append(guard + draw(st.sampled_from(choices)))
     return found
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "shl.b64 %rd1, %rd0, 63;",
+        "mov.b64 %rd1, 1; shl.b64 %rd1, %rd1, 63;",
+        "mov.b64 %rd1, 9223372036854775807; cvt.u32.u64 %r4, %rd1; cvt.u64.u32 %rd1, %r4;",
+    ],
+)
+def test_numbers_around_the_sign_bit_are_bounded(code: str) -> None:
+    parsed = parse_module(
+        f"""{HEAD}.visible .entry k(.param .u64 out) {{
+        .reg .b32 %r<9>; .reg .b64 %rd<9>;
+        ld.param.u64 %rd3, [out]; ld.global.u64 %rd0, [%rd3]; {code}
+        and.b64 %rd2, %rd1, 15; add.s64 %rd4, %rd3, %rd2; st.global.u8 [%rd4], 1; ret;
+    }}"""
+    )
+    launch = launch_of(parsed, "k", (1, 1, 1), (1, 1, 1), (Pointer(0),))
+    written = claimed(analyse_launch(parsed, launch, {0: 64}), {0: 64}, "write", must=False)[0]
+    assert 1 <= written.sum() <= 16 and not written[16:].any()
 
 
 @settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))

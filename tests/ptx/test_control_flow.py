@@ -205,9 +205,20 @@ def test_unknown_opcodes_are_counted() -> None:
     )
 
 
-def test_module_variables_are_reported() -> None:
-    result = analyse(kernel("mov.u64 %rd6, g; st.global.u32 [%rd6], %r1; ret;", ".global .align 4 .u32 g;"))
-    assert result.accesses == () and "module variable g" in result.fallbacks[0]
+@pytest.mark.parametrize(
+    ("body", "reads", "writes"),
+    [
+        ("ld.global.u32 %r2, [%rd6];", True, False),
+        ("st.global.u32 [%rd6], %r1;", False, True),
+        ("red.global.add.u32 [%rd6], 1;", True, True),
+        ("ld.global.u64 %rd7, [%rd5]; add.s64 %rd6, %rd6, %rd7; st.global.u32 [%rd6], %r1;", False, True),
+    ],
+)
+def test_module_variables_are_told_from_buffers(body: str, reads: bool, writes: bool) -> None:
+    result = analyse(kernel(f"mov.u64 %rd6, g; {body} ret;", ".global .align 4 .u32 g;"))
+    assert all(access.mode == "read" for access in result.accesses)
+    assert any("module variable g is read" in reason for reason in result.fallbacks) == reads
+    assert [name for name, _ in result.written_variables] == (["g"] if writes else [])
 
 
 @pytest.fixture

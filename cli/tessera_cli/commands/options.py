@@ -49,11 +49,17 @@ def folder(kind: str) -> typer.models.OptionInfo:
 
 def file(kind: str) -> typer.models.OptionInfo:
     """The ``-o`` of a stage that writes a single file."""
+
+    def replaceable(path: str) -> str:
+        if path != "-":
+            check_output_file(Path(path), kind)
+        return path
+
     option: typer.models.OptionInfo = typer.Option(
         "-o",
         "--output",
         metavar="FILE",
-        callback=_replaceable_file,
+        callback=replaceable,
         help=f"The {kind} file to write; - is standard output.",
     )
     return option
@@ -70,13 +76,6 @@ def _replaceable_folder(path: Path, kind: str) -> Path:
     if str(path) == "-":
         raise typer.BadParameter("this artifact is a folder and can't go to standard output; name it")
     check_replaceable(path, kind)
-    return path
-
-
-def _replaceable_file(path: str) -> str:
-    """Refuse what could not be written before any work is done for it."""
-    if path != "-":
-        check_output_file(Path(path))
     return path
 
 
