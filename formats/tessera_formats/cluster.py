@@ -11,8 +11,22 @@ _DEVICE = Record(
     (
         Field(name="name", type="string", meaning="how plans call it"),
         Field(name="type", type="string", meaning="device type, e.g. a100-80gb"),
-        Field(name="count", type="integer", meaning="gives NAME.0, NAME.1, ...", required=False, minimum=1),
-        Field(name="memory_gb", type="number", meaning="usable memory, 1e9 bytes", required=False, minimum=0),
+        Field(
+            name="count",
+            type="integer",
+            meaning="gives NAME.0, NAME.1, ...",
+            required=False,
+            minimum=1,
+            maximum=4096,
+        ),
+        Field(
+            name="memory_gb",
+            type="number",
+            meaning="usable memory, 1e9 bytes",
+            required=False,
+            minimum=0,
+            maximum=1e6,
+        ),
         Field(name="memory_domain", type="string", meaning="devices that share one memory", required=False),
         Field(name="price_per_hour", type="number", meaning="USD", required=False, minimum=0),
         Field(name="host", type="string", meaning="machine that holds it", required=False),
@@ -23,8 +37,8 @@ _LINK = Record(
         Field(name="between", type="strings", meaning="two devices or types, both ways", required=False),
         Field(name="from", type="string", meaning="sending device or type", required=False),
         Field(name="to", type="string", meaning="receiving device or type", required=False),
-        Field(name="gbit_per_s", type="number", meaning="rate", minimum=0.001),
-        Field(name="latency_us", type="number", meaning="time of an empty transfer", minimum=0),
+        Field(name="gbit_per_s", type="number", meaning="rate", minimum=0.001, maximum=1e9),
+        Field(name="latency_us", type="number", meaning="time of an empty transfer", minimum=0, maximum=1e9),
     )
 )
 CLUSTER_VERSIONS = {

@@ -43,6 +43,7 @@ class Field:
     meaning: str
     required: bool = True
     minimum: float | None = None
+    maximum: float | None = None
     choices: tuple[str, ...] | None = None
     inner: Record | None = None
 
@@ -117,6 +118,8 @@ def _check_leaf(value: Any, kind: str, field: Field, where: str, place: str) -> 
         raise ArtifactError(f"{where}: {place} is {value!r}, expected a {kind}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ArtifactError(f"{where}: {place} is {value}, must be a finite number")
+    if field.maximum is not None and isinstance(value, int | float) and value > field.maximum:
+        raise ArtifactError(f"{where}: {place} is {value}, must be at most {field.maximum:g}")
     if field.minimum is not None and isinstance(value, int | float) and value < field.minimum:
         raise ArtifactError(f"{where}: {place} is {value}, must be at least {field.minimum:g}")
     if field.choices is not None and value not in field.choices:

@@ -46,7 +46,7 @@ _ROUTE = Record(
             meaning="requests in a batch (of the last phase's program)",
             minimum=1,
         ),
-        Field(name="slots", type="integer", meaning="batches in flight (N)", minimum=1),
+        Field(name="slots", type="integer", meaning="batches in flight (N)", minimum=1, maximum=65536),
         Field(name="programs", type="strings", meaning="program names that it uses, in phase order"),
         Field(
             name="rates",

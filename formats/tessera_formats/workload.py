@@ -11,16 +11,19 @@ from typing import Any
 
 from tessera_formats.document import DocumentSchema, Field, Record, read_document
 
+LONGEST_MS = 86_400_000
+"""A day: longer workloads are cut into several, since monitoring windows are kept one by one."""
+
 _REQUEST = Record(
     (
-        Field(name="arrival_ms", type="number", meaning="time of arrival", minimum=0),
+        Field(name="arrival_ms", type="number", meaning="time of arrival", minimum=0, maximum=LONGEST_MS),
         Field(name="output_tokens", type="integer", meaning="tokens to generate", minimum=1),
     )
 )
 _PHASE = Record(
     (
-        Field(name="start_ms", type="number", meaning="begin of the phase", minimum=0),
-        Field(name="end_ms", type="number", meaning="end of the phase", minimum=0),
+        Field(name="start_ms", type="number", meaning="begin of the phase", minimum=0, maximum=LONGEST_MS),
+        Field(name="end_ms", type="number", meaning="end of the phase", minimum=0, maximum=LONGEST_MS),
         Field(name="requests_per_s", type="number", meaning="mean arrival rate", minimum=0),
         Field(name="output_tokens", type="integer", meaning="tokens to generate per request", minimum=1),
     )

@@ -174,6 +174,10 @@ def _stated_links(
                 close = difflib.get_close_matches(name, sorted(known), 1)
                 hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(sorted(known))}"
                 raise InputError(f"{place} names {name!r}, which is no device or type of this file{hint}")
+        if any(pair in stated for pair in pairs):
+            raise InputError(f"{place} states the link between {' and '.join(pairs[0])} once more; keep one")
+        if pairs[0][0] == pairs[0][1] and pairs[0][0] in {device.name for device in devices}:
+            raise InputError(f"{place} leads from {pairs[0][0]} to itself; name two devices, or a type")
         for pair in pairs:
             stated[pair] = Link(
                 latency_us=float(row["latency_us"]),

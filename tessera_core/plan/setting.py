@@ -88,8 +88,8 @@ def usual_tokens(prefill: Program, decode: Program) -> int:
     prompt, up to :data:`DEFAULT_OUTPUT_TOKENS`; that many too where it holds none, since such a trace is for
     planning alone.
     """
-    room = decode.context - prefill.context
-    return min(room, DEFAULT_OUTPUT_TOKENS) if room > 0 else DEFAULT_OUTPUT_TOKENS
+    room = decode.context - prefill.context + 1  # the last token is generated, but never cached
+    return min(room, DEFAULT_OUTPUT_TOKENS) if room > 1 else DEFAULT_OUTPUT_TOKENS
 
 
 def route_choices(origin: Origin, output_tokens: int | None) -> tuple[Choice, ...]:

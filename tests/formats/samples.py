@@ -82,9 +82,12 @@ def _field(field: Field) -> st.SearchStrategy[Any]:
         return TEXT
     if field.type == "boolean":
         return st.booleans()
-    integers = st.integers(-1000 if low is None else int(max(low, 1 if 0 < low < 1 else low)), 2**40)
+    integers = st.integers(
+        -1000 if low is None else int(max(low, 1 if 0 < low < 1 else low)),
+        2**40 if field.maximum is None else int(field.maximum),
+    )
     if field.type == "integer":
         return integers
     if field.type == "number":
-        return st.floats(low, 1e9, allow_nan=False, allow_infinity=False)
+        return st.floats(low, min(1e9, field.maximum or 1e9), allow_nan=False, allow_infinity=False)
     return st.lists(TEXT if field.type == "strings" else integers, max_size=3)

@@ -60,6 +60,7 @@ def test_a_cluster_by_hand_needs_no_kind(tmp_path):
         ('name = "a"', 'nam = "a"', "device[0].nam is not known here"),
         ('type = "l40s"', "type = 3", "device[0].type is 3, expected a string"),
         ("count = 2", "count = 0", "device[1].count is 0, must be at least 1"),
+        ("count = 2", "memory_gb = 1e308", "device[1].memory_gb is 1e+308, must be at most 1e+06"),
         ("[[link]]", "[link]", "link is not a list of tables"),
         ("gbit_per_s = 200", "gbit_per_s = ", "is no valid TOML"),
     ],

@@ -101,7 +101,7 @@ def test_rates_weigh_prefill_against_decode() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "cache", "tokens"), [(16, 64, 32), (16, 40, 24), (16, 17, 1), (16, 16, 32)]
+    ("prompt", "cache", "tokens"), [(16, 64, 32), (16, 40, 25), (16, 17, 2), (16, 16, 32)]
 )
 def test_the_usual_answer_fits_the_traced_cache(prompt: int, cache: int, tokens: int) -> None:
     def program(context: int) -> Program:
