@@ -60,13 +60,13 @@ class LanguageModel(ABC):
         return {"tokens": tokens.reshape(request.batch, count)}
 
     def guards(self, request: ProgramRequest) -> tuple[Guard, ...]:
-        """The prompt's exact length for prefill, the cache's capacity for decode."""
-        guard: Callable[..., Guard] = partial(Guard, index=None, value=request.context)
+        """The prompt's exact length for prefill; for decode the cache's capacity and the last token, unwritten."""
+        guard: Callable[..., Guard] = partial(Guard, index=None)
         if _is_prefill(request):
             reason = "the prompt's length is fixed"
-            return (guard(subject="prompt_tokens", comparison="eq", reason=reason),)
-        reason = "the KV cache holds no more tokens"
-        return (guard(subject="total_tokens", comparison="le", reason=reason),)
+            return (guard(subject="prompt_tokens", comparison="eq", value=request.context, reason=reason),)
+        reason = f"the KV cache holds {request.context} tokens, all but the last one"
+        return (guard(subject="total_tokens", comparison="le", value=request.context + 1, reason=reason),)
 
     def step(
         self, request: ProgramRequest, inputs: dict[str, torch.Tensor], state: dict[str, torch.Tensor]
