@@ -130,7 +130,8 @@ def invoke(arguments: list[str]) -> int:
 
 
 def _quiet_warnings() -> None:
-    """Ours are one line each; those of libraries are for developers."""
+    """Ours are one line each, and each once however often a file is read; those of libraries are for developers."""
+    said: set[str] = set()
     warnings.simplefilter("ignore")
     warnings.simplefilter("always", StaleChecksumWarning)
 
@@ -142,6 +143,8 @@ def _quiet_warnings() -> None:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        say(f"tessera: warning: {message}")
+        if str(message) not in said:
+            said.add(str(message))
+            say(f"tessera: warning: {message}")
 
     warnings.showwarning = show

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from tessera_formats.document import WRITE_AGAIN, Record, check_record, known_version
-from tessera_formats.errors import ArtifactError
+from tessera_formats.errors import ArtifactError, with_article
 from tessera_formats.files import STANDARD_STREAM, check_output_file, read_error, read_file, replace_file
 from tessera_formats.table import TableSchema, checked, content_checksum
 
@@ -88,7 +88,9 @@ def read_table_artifact(path: Path | str, versions: Mapping[int, TableArtifactSc
     table = _open(path, kind)
     metadata = table.schema.metadata or {}
     if _HEADER not in metadata or _CHECKSUM not in metadata:
-        raise ArtifactError(f"{path}: is an Arrow file but no artifact of this toolchain; expected a {kind}")
+        raise ArtifactError(
+            f"{path}: is an Arrow file but no artifact of this toolchain; expected {with_article(kind)}"
+        )
     try:
         text = metadata[_HEADER].decode()
         header = json.loads(text)
@@ -110,9 +112,11 @@ def read_table_artifact(path: Path | str, versions: Mapping[int, TableArtifactSc
 def check_kind(path: Path | str, header: Any, kind: str, versions: Mapping[int, Any]) -> None:
     """Refuse another kind of artifact and a newer or unknown version."""
     if not isinstance(header, dict) or not isinstance(header.get("kind"), str):
-        raise ArtifactError(f"{path}: does not say what kind of artifact it is; expected a {kind}")
+        raise ArtifactError(
+            f"{path}: does not say what kind of artifact it is; expected {with_article(kind)}"
+        )
     if header["kind"] != kind:
-        raise ArtifactError(f"{path}: is of kind {header['kind']}, expected a {kind}")
+        raise ArtifactError(f"{path}: is of kind {header['kind']}, expected {with_article(kind)}")
     known_version(path, kind, header.get("version"), versions)
 
 
@@ -122,7 +126,7 @@ def _open(path: Path | str, kind: str) -> pa.Table:
         source = pa.BufferReader(read_file(path))
     else:
         if Path(path).is_dir():
-            raise ArtifactError(f"{path}: is a folder, expected a {kind} file")
+            raise ArtifactError(f"{path}: is a folder, expected {with_article(kind)} file")
         try:
             if Path(path).exists() and not Path(path).is_file():
                 source = pa.BufferReader(Path(path).read_bytes())

@@ -28,7 +28,7 @@ from tessera_formats.document import (
     encode_document,
     parse_toml,
 )
-from tessera_formats.errors import ArtifactError
+from tessera_formats.errors import ArtifactError, with_article
 from tessera_formats.files import check_parent, read_error, read_file, replace_file, write_error
 from tessera_formats.table import TableSchema, check_foreign_keys, checked, content_checksum
 
@@ -145,7 +145,7 @@ def read_bundle(path: Path | str, versions: Mapping[int, BundleSchema]) -> Bundl
     folder = Path(path)
     kind = next(iter(versions.values())).kind
     if folder.is_file():
-        raise ArtifactError(f"{folder}: is a file, expected a {kind} folder")
+        raise ArtifactError(f"{folder}: is a file, expected {with_article(kind)} folder")
     if not folder.exists():
         raise ArtifactError(f"{folder}: does not exist; check the name, or run the stage that writes it")
     if not (folder / MANIFEST).exists():

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import tomli
 import tomli_w
 
-from tessera_formats.errors import ArtifactError, NewerVersionError
+from tessera_formats.errors import ArtifactError, NewerVersionError, with_article
 from tessera_formats.files import STANDARD_STREAM, check_output_file, read_file, replace_file
 
 WRITE_AGAIN = "run the stage that wrote it again"
@@ -115,7 +115,7 @@ def _check_field(value: Any, field: Field, where: str, place: str) -> None:
 
 def _check_leaf(value: Any, kind: str, field: Field, where: str, place: str) -> None:
     if not isinstance(value, _CHECKS[kind]) or (isinstance(value, bool) and kind != "boolean"):
-        raise ArtifactError(f"{where}: {place} is {value!r}, expected a {kind}")
+        raise ArtifactError(f"{where}: {place} is {value!r}, expected {with_article(kind)}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ArtifactError(f"{where}: {place} is {value}, must be a finite number")
     if field.maximum is not None and isinstance(value, int | float) and value > field.maximum:
@@ -153,7 +153,7 @@ def read_document(path: Path | str, versions: Mapping[int, DocumentSchema]) -> d
         kind, version = newest.kind, newest.version if version is None else version
     if kind != newest.kind:
         found = f"is of kind {kind}" if isinstance(kind, str) else "does not say its kind"
-        raise ArtifactError(f"{path}: {found}, expected a {newest.kind}")
+        raise ArtifactError(f"{path}: {found}, expected {with_article(newest.kind)}")
     check_record(content, versions[known_version(path, kind, version, versions)].record, str(path))
     if stated is not None and stated != document_checksum(content):
         warnings.warn(f"{path}: was edited since it was written", StaleChecksumWarning, stacklevel=2)
@@ -179,7 +179,7 @@ def parse_toml(raw: bytes, path: Path | str, kind: str) -> dict[str, Any]:
     try:
         return tomli.loads(raw.decode())
     except UnicodeDecodeError as problem:
-        raise ArtifactError(f"{path}: is no text, expected a {kind} in TOML") from problem
+        raise ArtifactError(f"{path}: is no text, expected {with_article(kind)} in TOML") from problem
     except tomli.TOMLDecodeError as problem:
         raise ArtifactError(f"{path}: is no valid TOML: {problem}") from problem
 

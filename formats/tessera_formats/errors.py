@@ -65,3 +65,8 @@ class DeviceLostError(TesseraError):
     """A worker or device was lost while running."""
 
     exit_code: ClassVar[int] = 4
+
+
+def with_article(noun: str) -> str:
+    """``a plan``, ``an adapt``: a noun that only a running message knows."""
+    return f"{'an' if noun[:1] in 'aeiou' else 'a'} {noun}"

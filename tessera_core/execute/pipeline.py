@@ -11,8 +11,8 @@ import os
 import socket
 import struct
 import subprocess
-import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -29,9 +29,11 @@ from tessera_core.execute.arena import (
     create_inbox,
 )
 from tessera_core.execute.batches import RequestBatch
+from tessera_core.execute.counting import Counted
+from tessera_core.execute.process import PEER_LOST, interrupts_held, start_interpreter
 from tessera_core.execute.segments import RouteModel
 from tessera_core.execute.simulator import Span
-from tessera_core.execute.worker import PEER_LOST, BatchReport, WorkerSpec
+from tessera_core.execute.worker import BatchReport, WorkerSpec
 from tessera_core.program.ir import Trace
 from tessera_formats.errors import DeviceLostError, InputError, TesseraError
 
@@ -104,12 +106,12 @@ class Pipeline:
         try:
             self._start()
         except BaseException:
-            self._stop()
+            self._stop(0.0)
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stop()
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        self._stop(STOP_SECONDS if error is None else 0.0)
 
     @property
     def process_ids(self) -> dict[str, int]:
@@ -123,17 +125,20 @@ class Pipeline:
         """
         outcome = Outcome()
         origin = time.monotonic_ns()
-        queue = sorted(batches, key=lambda item: (item.plan.arrival_us, item.plan.batch))
-        idle = {
-            route: [lane for lane, (owner, _) in enumerate(self._lanes) if owner == route]
+        queues: list[deque[RequestBatch]] = [deque() for _ in self._models]
+        for item in sorted(batches, key=lambda item: (item.plan.arrival_us, item.plan.batch)):
+            queues[item.plan.route].append(item)
+        idle = [
+            deque(lane for lane, (owner, _) in enumerate(self._lanes) if owner == route)
             for route in range(len(self._models))
-        }
+        ]
+        counted = Counted(len(batches), self._progress)
         open_devices: dict[int, set[str]] = {}
         by_connection = {id(control): device for device, control in self._controls.items()}
-        while queue or open_devices:
+        while any(queues) or open_devices:
             elapsed = (time.monotonic_ns() - origin) / 1000
-            queue = self._admit(queue, idle, open_devices, outcome, elapsed)
-            timeout = self._next_arrival(queue, idle, elapsed)
+            self._admit(queues, idle, open_devices, outcome, elapsed)
+            timeout = self._next_arrival(queues, idle, elapsed)
             lost = False
             for ready in wait(list(self._controls.values()), timeout):
                 assert isinstance(ready, Connection)
@@ -148,7 +153,7 @@ class Pipeline:
                     del open_devices[report.batch]
                     outcome.finished[report.batch] = (time.monotonic_ns() - origin) / 1000
                     idle[self._lanes[report.lane][0]].append(report.lane)
-                    self._progress(f"batch {report.batch} finished")
+                    counted.one_more()
             if lost:
                 outcome.lost, outcome.error = self._loss(), self._refusal
                 return outcome
@@ -156,40 +161,35 @@ class Pipeline:
 
     def _admit(
         self,
-        queue: list[RequestBatch],
-        idle: Mapping[int, list[int]],
+        queues: Sequence[deque[RequestBatch]],
+        idle: Sequence[deque[int]],
         open_devices: dict[int, set[str]],
         outcome: Outcome,
         elapsed: float,
-    ) -> list[RequestBatch]:
-        kept: list[RequestBatch] = []
-        for item in queue:
-            route = item.plan.route
-            if item.plan.arrival_us > elapsed or not idle[route]:
-                kept.append(item)
-                continue
-            lane = idle[route].pop(0)
-            outcome.lanes[item.plan.batch] = self._lanes[lane][1]
-            open_devices[item.plan.batch] = set(self._models[route].devices)
-            counts = (*item.plan.iterations, 0)
-            message = Message(
-                kind=Kind.START,
-                lane=lane,
-                number=item.plan.batch,
-                first=item.first,
-                count=item.count,
-                iterations=(counts[0], counts[1]),
-            ).encode()
-            for device in self._models[route].devices:
-                os.write(self._inboxes[device], message)
-        return kept
+    ) -> None:
+        for route, queue in enumerate(queues):
+            while queue and idle[route] and queue[0].plan.arrival_us <= elapsed:
+                item, lane = queue.popleft(), idle[route].popleft()
+                outcome.lanes[item.plan.batch] = self._lanes[lane][1]
+                open_devices[item.plan.batch] = set(self._models[route].devices)
+                counts = (*item.plan.iterations, 0)
+                message = Message(
+                    kind=Kind.START,
+                    lane=lane,
+                    number=item.plan.batch,
+                    first=item.first,
+                    count=item.count,
+                    iterations=(counts[0], counts[1]),
+                ).encode()
+                for device in self._models[route].devices:
+                    os.write(self._inboxes[device], message)
 
     @staticmethod
     def _next_arrival(
-        queue: Sequence[RequestBatch], idle: Mapping[int, list[int]], elapsed: float
+        queues: Sequence[deque[RequestBatch]], idle: Sequence[deque[int]], elapsed: float
     ) -> float | None:
         """Seconds to sleep at most: until a batch arrives whose route has a free slot."""
-        arrivals = [item.plan.arrival_us for item in queue if idle[item.plan.route]]
+        arrivals = [q[0].plan.arrival_us for q, free in zip(queues, idle, strict=True) if q and free]
         return max(0.0, min(arrivals) - elapsed) / 1e6 if arrivals else None
 
     def _take(self, device: str, report: BatchReport, outcome: Outcome, origin: int) -> None:
@@ -277,24 +277,13 @@ class Pipeline:
                 )
 
     def _launch(self, device: str, inbox: int, arena: int) -> None:
-        ours, theirs = socket.socketpair()
+        with interrupts_held():
+            started = start_interpreter(_COMMAND, (arena, inbox, *self._inboxes.values()))
+            self._processes[device], self._controls[device] = started.process, started.connection
         # A worker that does not read must not hold the run up for ever: a send then fails.
         limit = _TIMEVAL.pack(int(READY_SECONDS), int(READY_SECONDS % 1 * 1e6))
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        with theirs:
-            self._processes[device] = subprocess.Popen(
-                [sys.executable, "-P", "-c", _COMMAND, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(), arena, inbox, *self._inboxes.values()),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
-                    "OMP_NUM_THREADS": "1",
-                    "MKL_NUM_THREADS": "1",
-                },
-            )
-        self._controls[device] = Connection(ours.detach())
+        with socket.socket(fileno=os.dup(started.connection.fileno())) as ours:
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def _specification(self, device: str, inbox: int, layout: ArenaLayout, arena: int) -> WorkerSpec:
         return WorkerSpec(
@@ -312,7 +301,8 @@ class Pipeline:
             trusted=self._options.trusted,
         )
 
-    def _stop(self) -> None:
+    def _stop(self, seconds: float) -> None:
+        """End all workers; ``seconds``: how long they may take, after which they are killed."""
         for descriptor in self._inboxes.values():
             with contextlib.suppress(OSError):
                 os.write(descriptor, Message(kind=Kind.STOP).encode())
@@ -320,7 +310,7 @@ class Pipeline:
         self._inboxes.clear()
         for control in self._controls.values():
             control.close()
-        limit = time.monotonic() + STOP_SECONDS
+        limit = time.monotonic() + seconds
         for process in self._processes.values():
             try:
                 process.wait(max(0.0, limit - time.monotonic()))

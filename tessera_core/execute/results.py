@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,13 @@ from tessera_core.execute.batches import RequestBatch
 from tessera_core.execute.perfetto import perfetto_json
 from tessera_core.execute.pipeline import Outcome
 from tessera_core.execute.segments import RouteModel
-from tessera_core.execute.simulator import Completion, completions, steady
+from tessera_core.execute.simulator import Completion, Span, completions, steady
 from tessera_core.plan.ir import Plan
 from tessera_core.report.facts import Facts, FactTable
 from tessera_formats.run import OUTPUTS, REQUESTS, SPANS, write_run
+
+# Not dataclasses.asdict, which copies every value of what may be millions of spans.
+_SPAN_COLUMNS = tuple(field.name for field in fields(Span))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,7 @@ class RunResult:
             "machine": self.machine,
         }
         tables = {
-            "spans": SPANS.build([asdict(span) for span in spans]),
+            "spans": SPANS.build([{name: getattr(span, name) for name in _SPAN_COLUMNS} for span in spans]),
             "requests": REQUESTS.build(requests),
             "outputs": OUTPUTS.build([row for item in self.batches for row in self._outputs(item)]),
         }

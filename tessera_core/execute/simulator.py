@@ -12,7 +12,9 @@ It knows neither PyTorch nor processes, and is deterministic.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -71,16 +73,19 @@ class Completion:
 
 
 class _Simulation:
-    def __init__(self, models: Sequence[RouteModel], batches: Sequence[BatchPlan]) -> None:
+    def __init__(
+        self, models: Sequence[RouteModel], batches: Sequence[BatchPlan], ended: Callable[[], None]
+    ) -> None:
         self.models = models
+        self.ended = ended
         self.lanes = [(index, slot) for index, model in enumerate(models) for slot in range(model.slots)]
         self.devices = list(dict.fromkeys(device for model in models for device in model.devices))
         self.dispatchers = {device: Dispatcher(device, models) for device in self.devices}
         self.free = dict.fromkeys(self.devices, True)
         self.link_free: dict[tuple[str, str], float] = {}
-        self.queues: list[list[BatchPlan]] = [[] for _ in models]
-        self.idle: list[list[int]] = [
-            [lane for lane, (route, _) in enumerate(self.lanes) if route == index]
+        self.queues: list[deque[BatchPlan]] = [deque() for _ in models]
+        self.idle: list[deque[int]] = [
+            deque(lane for lane, (route, _) in enumerate(self.lanes) if route == index)
             for index in range(len(models))
         ]
         self.running: dict[int, tuple[BatchPlan, set[str]]] = {}
@@ -116,8 +121,8 @@ class _Simulation:
 
     def admit(self, route: int, now: float) -> None:
         while self.queues[route] and self.idle[route]:
-            batch = self.queues[route].pop(0)
-            lane = self.idle[route].pop(0)
+            batch = self.queues[route].popleft()
+            lane = self.idle[route].popleft()
             devices = self.models[route].devices
             self.running[lane] = (batch, set(devices))
             for device in devices:
@@ -135,6 +140,7 @@ class _Simulation:
             open_devices.discard(device)
             if not open_devices:
                 del self.running[lane]
+                self.ended()
                 self.idle[route].append(lane)
                 self.admit(route, now)
 
@@ -195,9 +201,14 @@ class _Simulation:
         )
 
 
-def simulate(models: Sequence[RouteModel], batches: Sequence[BatchPlan]) -> list[Span]:
-    """Run batches over routes; the spans in order of their start on each device, times in microseconds."""
-    return _Simulation(models, batches).run()
+def simulate(
+    models: Sequence[RouteModel], batches: Sequence[BatchPlan], ended: Callable[[], None] = lambda: None
+) -> list[Span]:
+    """Run batches over routes; the spans in order of their start on each device, times in microseconds.
+
+    ``ended`` is called whenever a batch has ended.
+    """
+    return _Simulation(models, batches, ended).run()
 
 
 def completions(spans: Sequence[Span]) -> list[Completion]:
@@ -233,15 +244,16 @@ def steady(ended: Sequence[Completion], program: str, slots: int) -> Steady:
             start, end = phases.get(item.batch, (item.start_us, item.end_us))
             phases[item.batch] = (min(start, item.start_us), max(end, item.end_us))
             times.append(item.end_us)
+    times.sort()
     edges = sorted([(start, 1) for start, _ in phases.values()] + [(end, -1) for _, end in phases.values()])
     total, count, inside = 0.0, 0, 0
     begun: float | None = None
     for moment, change in edges:
         if begun is not None:
-            window = [time for time in times if begun <= time <= moment]
-            if len(window) > 1:
-                number = _rounds(len(window) - 1, slots)
-                total += window[number] - window[0]
+            first, end = bisect_left(times, begun), bisect_right(times, moment)
+            if end - first > 1:
+                number = _rounds(end - first - 1, slots)
+                total += times[first + number] - times[first]
                 count += number
         inside += change
         begun = moment if inside >= slots else None

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from tessera_core.adapt.arrivals import arrivals
 from tessera_core.deps.graph import load_deps
 from tessera_core.devices.cpu import CpuDevice, cpu_device, processor_name, usable_cpus
-from tessera_core.execute.batches import RequestBatch, check_requests, fixed_batches, workload_batches
+from tessera_core.execute.batches import (
+    RequestBatch,
+    beyond_trace,
+    check_requests,
+    fixed_batches,
+    workload_batches,
+)
+from tessera_core.execute.counting import Counted, ranges
 from tessera_core.execute.pipeline import Options, Outcome, Pipeline
 from tessera_core.execute.results import RunResult
 from tessera_core.execute.segments import RouteModel, plan_routes
 from tessera_core.execute.simulator import completions, simulate
 from tessera_core.plan.evaluate import structure_defects
 from tessera_core.plan.ir import Plan, load_plan
+from tessera_core.program.guards import check_replayable
 from tessera_core.program.ir import Trace
 from tessera_core.program.store import load_trace
 from tessera_core.report.facts import Facts
@@ -26,6 +34,9 @@ from tessera_formats.workload import read_workload
 
 WORKER_TYPES = ("cpu-1thread",)
 """Device types that a CPU worker is, so that they bind by themselves."""
+
+MOST_SLOTS = 4096
+"""Over all routes: each has memory, regions and a place in the messages of every worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,25 +66,25 @@ class RunStage:
         """Run ``plan`` and write the run artifact to ``output``.
 
         Raises OriginError for artifacts of different programs, InputError for hardware that is not there,
-        GuardError for requests outside the trace; nothing is written then. Raises DeviceLostError for a lost
-        worker, the error of one that could not go on, and VerificationError for different outputs, after the
-        artifact has been written.
+        GuardError for requests outside the trace (a simulation notes them); nothing is written then. Raises
+        DeviceLostError for a lost worker, the error of one that could not go on, and VerificationError for
+        different outputs, after the artifact has been written.
         """
         placed, record = load_plan(plan), load_trace(trace)
         self._check_artifacts(placed, plan, record, trace, deps)
         models = plan_routes(placed, record)
+        _check_slots(placed, record, models)
         batches, seed = self._batches(models)
-        check_requests(record, models, batches, seed)
+        note = None
         if self.backend == "simulate":
+            note = beyond_trace(record, models, batches)
             if self.verify:
                 raise InputError("run: a simulation makes no outputs; drop --verify or --backend simulate")
-            outcome, machine = _simulated(models, batches), ""
+            outcome, machine = _simulated(models, batches, progress), ""
         else:
+            check_requests(record, models, batches, seed)
             cpus = self._bindings(placed, models)
-            if not record.info["replayable"]:
-                raise InputError(
-                    f"{trace}: was traced without values and can't be executed; use --backend simulate"
-                )
+            check_replayable(record, trace, "use --backend simulate")
             options = Options(
                 cpus={device: cpu.number for device, cpu in cpus.items()},
                 seed=seed,
@@ -94,7 +105,10 @@ class RunStage:
             verified="not checked" if different is None else "different" if different else "equal",
             machine=machine,
         )
+        progress(f"writing {output}")
         facts = result.write(output)
+        if note is not None:
+            facts = replace(facts, values={**facts.values, "note": note})
         if outcome.lost:
             message = _loss(outcome, batches, output)
             raise DeviceLostError(message) if outcome.error is None else type(outcome.error)(message)
@@ -191,8 +205,11 @@ class RunStage:
         )
 
 
-def _simulated(models: Sequence[RouteModel], batches: Sequence[RequestBatch]) -> Outcome:
-    spans = simulate(models, [item.plan for item in batches])
+def _simulated(
+    models: Sequence[RouteModel], batches: Sequence[RequestBatch], progress: Callable[[str], None]
+) -> Outcome:
+    counted = Counted(len(batches), progress)
+    spans = simulate(models, [item.plan for item in batches], counted.one_more)
     finished: dict[int, float] = {}
     for item in completions(spans):
         finished[item.batch] = item.end_us
@@ -200,9 +217,40 @@ def _simulated(models: Sequence[RouteModel], batches: Sequence[RequestBatch]) ->
 
 
 def _loss(outcome: Outcome, batches: Sequence[RequestBatch], output: Path) -> str:
-    kept = sorted(outcome.finished)
-    named = f" ({', '.join(map(str, kept))})" if kept else ""
+    kept = f": {ranges(outcome.finished)}" if outcome.finished else ""
     return (
-        f"run: lost {outcome.lost}; {len(kept)} of {len(batches)} batches finished{named} and are kept in "
-        f"{output}; run it again"
+        f"run: lost {outcome.lost}; {len(outcome.finished)} of {len(batches)} batches finished{kept}; "
+        f"they are kept in {output}; run it again"
     )
+
+
+def _check_slots(plan: Plan, trace: Trace, models: Sequence[RouteModel]) -> None:
+    """Refuse more slots than a run serves, or than state fits a device for, before anything is made for them."""
+    slots = sum(model.slots for model in models)
+    if slots > MOST_SLOTS:
+        raise InputError(
+            f"plan: has {slots:,} slots, at most {MOST_SLOTS:,} can be run; lower slots, or run tessera partition"
+            " again (--in-flight)"
+        )
+    for device in plan.devices:
+        needed = sum(
+            model.slots
+            * _state_bytes(
+                trace,
+                model,
+                {h.state for h in plan.homes if h.device == device.name and h.route == model.route},
+            )
+            for model in models
+        )
+        if needed > device.capacity_bytes:
+            raise InputError(
+                f"plan: the state of {slots:,} slots takes {needed:,} bytes of {device.name}, which has"
+                f" {device.capacity_bytes:,}; lower slots, or run tessera partition again (--in-flight)"
+            )
+
+
+def _state_bytes(trace: Trace, model: RouteModel, states: Collection[str]) -> int:
+    """What a slot's state takes in its last program, where it is largest."""
+    bindings = trace.program(model.programs[-1].name).bindings("state")
+    buffers = {trace.tensors[bindings[name].tensor].buffer for name in states if name in bindings}
+    return sum(trace.buffers[buffer].bytes for buffer in buffers)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,14 +19,12 @@ from typing import TYPE_CHECKING
 
 from tessera_core.execute.arena import ArenaLayout, Inbox, Kind, Message, map_arena
 from tessera_core.execute.dispatch import Dispatcher, Progress, Work
+from tessera_core.execute.process import PEER_LOST
 from tessera_core.execute.segments import RouteModel
 from tessera_core.program.ir import Trace
 
 if TYPE_CHECKING:
     from tessera_core.execute.lane import LaneMemory
-
-PEER_LOST = 3
-"""Exit code of a worker that stops because another worker, or the controller, is gone."""
 
 TimedSpan = tuple[str, int, int, int, int, int, int | None, int | None, int, int, int]
 """Kind, lane, batch, program, iteration, segment, first and last kernel, bytes, start and end in ns."""
@@ -184,12 +181,11 @@ class Worker:
 
 def main(arguments: Sequence[str]) -> int:
     """Serve one run over the socket whose descriptor is the only argument."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller decides what Ctrl-C means
     control = Connection(int(arguments[0]))
     try:
         spec = control.recv()
-    except EOFError:
-        return 1
+    except (EOFError, ConnectionResetError):
+        return PEER_LOST
     assert isinstance(spec, WorkerSpec)
     os.sched_setaffinity(0, {spec.cpu})
     try:

@@ -7,12 +7,12 @@ sender's. Both ends read one monotonic clock, so a one-way transfer is timed as 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from multiprocessing import reduction
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from tessera_core.devices.cpu import CpuDevice
 from tessera_core.execute.arena import SPIN_US, Inbox, Kind, Message, create_arena, map_arena
+from tessera_core.execute.process import Child, child
 from tessera_core.profile.times import LinkRow
 from tessera_formats.errors import DeviceLostError
 
@@ -120,29 +121,21 @@ def measure_link(sender: CpuDevice, receiver: CpuDevice, device_type: str, secon
 
     Raises :class:`DeviceLostError` where one of the processes dies.
     """
-    size = REGIONS * max(SIZES_BYTES)
-    descriptor = create_arena(size)
+    descriptor = create_arena(REGIONS * max(SIZES_BYTES))
     inboxes = [os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) for _ in range(2)]
-    context = multiprocessing.get_context("spawn")
-    pipes = [context.Pipe() for _ in range(2)]
     try:
-        ends = []
-        for number, (cpu, work) in enumerate(((sender, _send), (receiver, _receive))):
-            far = _FarEnd(
-                connection=pipes[number][1],
-                cpu=cpu,
-                arena=_Passed(descriptor),
-                inbox=_Passed(inboxes[number][0]),
-                other=_Passed(inboxes[1 - number][1]),
-            )
-            ends.append(_NearEnd(cpu, context.Process(target=work, args=(far, seconds)), pipes[number][0]))
-        sent, answered = _exchange(ends)
+        with ExitStack() as stack:
+            ends = []
+            for number, (cpu, work) in enumerate(((sender, _send), (receiver, _receive))):
+                far = _FarEnd(
+                    cpu=cpu, arena=descriptor, inbox=inboxes[number][0], other=inboxes[1 - number][1]
+                )
+                passed = (far.arena, far.inbox, far.other)
+                ends.append(_NearEnd(cpu, stack.enter_context(child(work, far, seconds, pass_fds=passed))))
+            sent, answered = _exchange(ends)
     finally:
         for number in (descriptor, *inboxes[0], *inboxes[1]):
             os.close(number)
-        for pipe in pipes:
-            pipe[0].close()
-            pipe[1].close()
     stamps, (woken, read_ns, answer_ns) = np.array(sent, dtype=np.int64), answered
     return fit_link(
         LinkSamples(
@@ -157,40 +150,25 @@ def measure_link(sender: CpuDevice, receiver: CpuDevice, device_type: str, secon
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Passed:
-    """A file descriptor that goes along when a process is spawned."""
-
-    descriptor: int
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (reduction.DupFd(self.descriptor),)
-
-
-def _received(duplicate: Any) -> _Passed:
-    return _Passed(duplicate.detach())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FarEnd:
-    """What a measuring process works with: its pipe to the parent, CPU, arena, inbox, and the other's inbox."""
+    """What a measuring process works with: its CPU, and descriptors of arena, inbox, and the other's inbox."""
 
-    connection: Connection
     cpu: CpuDevice
-    arena: _Passed
-    inbox: _Passed
-    other: _Passed
+    arena: int
+    inbox: int
+    other: int
 
-    def start(self) -> Inbox:
+    def start(self, connection: Connection) -> Inbox:
         """Say ready, and wait for the other to be up as well."""
-        inbox = Inbox(self.inbox.descriptor, self.connection.fileno(), SPIN_US)
-        self.connection.send("ready")
-        self.connection.recv()
+        inbox = Inbox(self.inbox, connection.fileno(), SPIN_US)
+        connection.send("ready")
+        connection.recv()
         return inbox
 
     def post(self, kind: Kind, number: int) -> None:
         """Write a message into the other's inbox."""
-        os.write(self.other.descriptor, Message(kind=kind, number=number).encode())
+        os.write(self.other, Message(kind=kind, number=number).encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,58 +176,53 @@ class _NearEnd:
     """A measuring process as its parent sees it."""
 
     cpu: CpuDevice
-    process: Any
-    connection: Connection
+    child: Child
 
 
-def _exchange(ends: Sequence[_NearEnd]) -> tuple[Any, Any]:
-    """Run both processes to their end: what the sender and the receiver found."""
-    try:
-        for end in ends:
-            end.process.start()
-        for end in ends:
-            _answer(end, ends)
-        for end in reversed(ends):
-            end.connection.send("go")
-        return _answer(ends[0], ends), _answer(ends[1], ends)
-    finally:
-        for end in ends:
-            if end.process.is_alive():
-                end.process.join(1)
-                end.process.kill()
-            if end.process.pid is not None:
-                end.process.join()
+def _exchange(ends: Sequence[_NearEnd]) -> list[Any]:
+    """Let both processes run to their end: what the sender and the receiver found."""
+    _answers(ends)
+    for end in reversed(ends):
+        with suppress(BrokenPipeError, ConnectionResetError):  # its end is found below
+            end.child.connection.send("go")
+    return _answers(ends)
 
 
-def _answer(end: _NearEnd, ends: Sequence[_NearEnd]) -> Any:
-    """What ``end`` sends next; raises :class:`DeviceLostError` where either process has failed instead."""
-    running = list(ends)
-    while True:
-        wait([end.connection, *(other.process.sentinel for other in running)])
-        if end.connection.poll():
-            return end.connection.recv()
-        codes = [(other, other.process.exitcode) for other in ends]  # asked once: it may change meanwhile
-        for other, code in codes:
-            if code not in (None, 0):
-                raise DeviceLostError(
-                    f"the worker on {other.cpu.name} was lost while its link was measured"
-                    f" (exit code {code}); run tessera profile again"
-                )
-        running = [other for other, code in codes if code is None]
+def _answers(ends: Sequence[_NearEnd]) -> list[Any]:
+    """The next answer of each process; raises :class:`DeviceLostError` where one is gone instead."""
+    found: dict[int, Any] = {}
+    while len(found) < len(ends):
+        waiting = {id(e.child.connection): n for n, e in enumerate(ends) if n not in found}
+        for ready in wait([ends[number].child.connection for number in waiting.values()]):
+            number = waiting[id(ready)]
+            try:
+                found[number] = ends[number].child.connection.recv()
+            except (EOFError, OSError) as problem:
+                raise _lost(ends[number]) from problem
+    return [found[number] for number in range(len(ends))]
 
 
-def _send(end: _FarEnd, seconds: float) -> None:
+def _lost(end: _NearEnd) -> DeviceLostError:
+    with suppress(subprocess.TimeoutExpired):
+        end.child.process.wait(1)
+    return DeviceLostError(
+        f"the worker on {end.cpu.name} was lost while its link was measured"
+        f" (exit code {end.child.process.returncode}); run tessera profile again"
+    )
+
+
+def _send(connection: Connection, end: _FarEnd, seconds: float) -> None:
     end.cpu.pin()
     import torch  # late, as the affinity must be set before; the executor copies with it
 
     torch.set_num_threads(1)
     whole = max(SIZES_BYTES)
-    memory = memoryview(map_arena(end.arena.descriptor, REGIONS * whole))
+    memory = memoryview(map_arena(end.arena, REGIONS * whole))
     with torch.inference_mode():
         arena = torch.frombuffer(memory, dtype=torch.uint8)
         regions = [arena[number * whole : (number + 1) * whole] for number in range(REGIONS)]
         source = torch.randint(0, 256, (whole,), dtype=torch.uint8)
-        inbox = end.start()
+        inbox = end.start(connection)
         now = time.perf_counter_ns
         stamps: list[tuple[int, int, int, int]] = []
         until = time.perf_counter() + seconds
@@ -265,18 +238,18 @@ def _send(end: _FarEnd, seconds: float) -> None:
                 stamps.append((size, begun, copied, now()))
                 inbox.wait()  # for the answer
     end.post(Kind.STOP, 0)
-    end.connection.send(stamps)
+    connection.send(stamps)
 
 
-def _receive(end: _FarEnd, seconds: float) -> None:
+def _receive(connection: Connection, end: _FarEnd, seconds: float) -> None:
     end.cpu.pin()
-    inbox = end.start()
+    inbox = end.start(connection)
     now = time.perf_counter_ns
     woken: list[int] = []
     while (message := inbox.wait()[0]).kind is Kind.FILLED:
         woken.append(now())
         end.post(Kind.DRAINED, message.number)
-    end.connection.send((woken, *_busy_times()))
+    connection.send((woken, *_busy_times()))
 
 
 def _busy_times() -> tuple[list[int], list[int]]:

@@ -7,13 +7,12 @@ memory bandwidth and the last cache, and a plan for both should use those times.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from math import comb
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera_core.devices.cpu import CpuDevice
+from tessera_core.execute.process import child
 from tessera_core.profile.times import Condition, TimeRow
 from tessera_core.program.ir import Kernel, Trace
 from tessera_core.program.store import load_trace
@@ -204,7 +204,7 @@ class _Worker:
     """The near end of a worker process."""
 
     cpu: CpuDevice
-    process: Any
+    process: subprocess.Popen[bytes]
     connection: Connection
 
     def tell(self, *message: Any) -> None:
@@ -221,7 +221,6 @@ class _Worker:
 
     def answer(self) -> Any:
         """The worker's next answer; its error, if that is what it met."""
-        wait([self.connection, self.process.sentinel])
         try:
             kind, *content = self.connection.recv()
         except (EOFError, OSError) as problem:
@@ -231,9 +230,10 @@ class _Worker:
         return content[0] if content else None
 
     def _lost(self) -> DeviceLostError:
-        self.process.join(1)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(1)
         return DeviceLostError(
-            f"the worker on {self.cpu.name} was lost while measuring (exit code {self.process.exitcode});"
+            f"the worker on {self.cpu.name} was lost while measuring (exit code {self.process.returncode});"
             " nothing was written, run tessera profile again"
         )
 
@@ -241,28 +241,15 @@ class _Worker:
 @contextmanager
 def start_worker(path: Path, cpu: CpuDevice, trust: bool) -> Iterator[_Worker]:
     """A worker that has loaded ``path`` and is pinned to ``cpu``; it is gone when the block ends."""
-    context = multiprocessing.get_context("spawn")  # a fork would inherit this process's threads and locks
-    near, far = context.Pipe()
-    process = context.Process(target=_serve, args=(far, str(path), cpu, trust), daemon=True)
-    process.start()
-    far.close()
-    worker = _Worker(cpu, process, near)
-    try:
+    with child(_serve, str(path), cpu, trust) as started:
+        worker = _Worker(cpu, started.process, started.connection)
         worker.answer()
         yield worker
-        worker.tell("end")
-        process.join(5)
-    finally:
-        if process.is_alive():
-            process.kill()
-        process.join()
-        near.close()
 
 
 def _serve(connection: Connection, path: str, cpu: CpuDevice, trust: bool) -> None:
-    """A worker's whole life: pin, load, then do as told until the other end closes."""
+    """A worker's whole life: pin, load, then do as told until it is ended."""
     cpu.pin()
-    os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
     from tessera_core.profile.replay_loop import ReplayLoop
@@ -273,7 +260,8 @@ def _serve(connection: Connection, path: str, cpu: CpuDevice, trust: bool) -> No
         with torch.inference_mode():  # as the executor's workers do
             loop = ReplayLoop(load_trace(path), trust, SEED)
             connection.send(("ready",))
-            while (message := _next(connection))[0] != "end":
+            while True:
+                message = connection.recv()
                 if message[0] == "time":
                     connection.send(("samples", loop.samples(message[1], message[2])))
                 else:
@@ -282,11 +270,3 @@ def _serve(connection: Connection, path: str, cpu: CpuDevice, trust: bool) -> No
                     connection.send(("stopped",))
     except TesseraError as problem:
         connection.send(("error", type(problem).__name__, str(problem)))
-
-
-def _next(connection: Connection) -> Sequence[Any]:
-    try:
-        message: Sequence[Any] = connection.recv()
-    except EOFError:
-        return ("end",)
-    return message

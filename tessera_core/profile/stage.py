@@ -16,6 +16,7 @@ from tessera_core.devices.modelled import ModelledDevice
 from tessera_core.profile.catalogue import DeviceType, catalogue
 from tessera_core.profile.roofline import modelled_time
 from tessera_core.profile.times import DeviceRow, LinkRow, TimeRow, fields_of
+from tessera_core.program.guards import check_replayable
 from tessera_core.program.ir import Kernel, Trace
 from tessera_core.program.store import load_trace
 from tessera_core.report.facts import Facts, FactTable
@@ -348,7 +349,4 @@ def _check_measurable(trace: Trace, path: Path) -> None:
             f"{path}: was traced with --fake, so there are no values to measure with;"
             " trace without --fake, or name device types without =cpu:K to model them"
         )
-    if not trace.info["replayable"]:
-        raise InputError(
-            f"{path}: cannot be replayed, so nothing can be measured; name device types without =cpu:K"
-        )
+    check_replayable(trace, path, "name device types without =cpu:K to model them")

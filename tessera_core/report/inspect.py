@@ -19,7 +19,7 @@ from tessera_formats.bundle import MANIFEST, Bundle
 from tessera_formats.cluster import cluster_digest, read_cluster
 from tessera_formats.deps import read_deps
 from tessera_formats.document import document_checksum, parse_toml
-from tessera_formats.errors import ArtifactError, InputError, TesseraError
+from tessera_formats.errors import ArtifactError, InputError, TesseraError, with_article
 from tessera_formats.files import STANDARD_STREAM, read_file
 from tessera_formats.plan import read_plan
 from tessera_formats.profile import read_profile
@@ -122,7 +122,9 @@ def detect_kind(path: Path) -> str:
             f"{path}: is no artifact of this toolchain (kind {kind!r}); known: {', '.join(known)}"
         )
     if path.is_dir() != (kind in _BUNDLES):
-        raise ArtifactError(f"{path}: says that it is a {kind}, which is not kept like this; write it again")
+        raise ArtifactError(
+            f"{path}: says that it is {with_article(kind)}, which is not kept like this; write it again"
+        )
     return str(kind)
 
 

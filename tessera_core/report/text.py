@@ -6,6 +6,7 @@ value; in a table a column has one unit, and all its times share one.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,15 @@ _BARE = {"bytes": "_bytes", "flops": "_flops", "gbit_per_s": "_gbit_per_s", "sha
 _PERCENT_NAMES = {"gap": "_share"}
 ABSENT = "-"
 
+TEXT_WIDTH = 48
+"""Characters of a table's cell of text before it goes on in the next line."""
+
+HEADER_WIDTH = 10
+"""The same of a column's header, so that its words make no column wider than its numbers."""
+
+# Shares below this are what rounding leaves of zero.
+_LEAST_PERCENT = 1e-6
+
 
 def render(facts: Facts) -> str:
     """The whole report, ending in a line break."""
@@ -44,16 +54,25 @@ def _table(table: FactTable) -> list[str]:
     if not table.rows:
         return ["  (none)"]
     columns = [_column(name, [row[i] for row in table.rows], table) for i, name in enumerate(table.columns)]
-    headers = [header for header, _ in columns]
+    headers = [_wrapped(header, HEADER_WIDTH) for header, _ in columns]
     numeric = [all(_is_number(row[i]) or row[i] is None for row in table.rows) for i in range(len(columns))]
+    wrapped = [
+        cells if right else [_wrapped(cell, TEXT_WIDTH) for cell in cells]
+        for (_, cells), right in zip(columns, numeric, strict=True)
+    ]
     text = tabulate(
-        list(zip(*(cells for _, cells in columns), strict=True)),
+        list(zip(*wrapped, strict=True)),
         headers=headers,
         tablefmt="simple",
         disable_numparse=True,
         colalign=["right" if right else "left" for right in numeric],
     )
     return [f"  {line}" for line in text.splitlines()]
+
+
+def _wrapped(text: str, width: int) -> str:
+    """A long text on several lines; paths and names stay whole."""
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def _column(name: str, values: Sequence[Any], table: FactTable) -> tuple[str, list[str]]:
@@ -65,7 +84,7 @@ def _column(name: str, values: Sequence[Any], table: FactTable) -> tuple[str, li
     sample = [row[i] for row in table.rows for i in peers] if scales is _SCALES["_us"] else values
     numbers = sorted(abs(value) for value in sample if _is_number(value) and value)
     unit, factor = _fitting(scales, numbers[len(numbers) // 2] if numbers else 0.0)
-    cells = [_number(value * factor) if _is_number(value) else _plain(value) for value in values]
+    cells = [_quantity(value * factor, unit) if _is_number(value) else _plain(value) for value in values]
     return _label(name, unit), cells
 
 
@@ -74,7 +93,7 @@ def _value(name: str, value: Any) -> str:
     if scales is None or not _is_number(value):
         return _plain(value)
     unit, factor = _fitting(scales, abs(value))
-    return f"{_number(value * factor)}{'' if unit in ('%', '/s') else ' '}{unit}"
+    return f"{_quantity(value * factor, unit)}{'' if unit in ('%', '/s') else ' '}{unit}"
 
 
 def _scales(name: str) -> tuple[tuple[str, float], ...] | None:
@@ -117,6 +136,10 @@ def _plain(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_plain(item)}" for key, item in value.items()) or ABSENT
     return str(value)
+
+
+def _quantity(value: float, unit: str) -> str:
+    return _number(0.0 if unit == "%" and abs(value) < _LEAST_PERCENT else value)
 
 
 def _number(value: float) -> str:

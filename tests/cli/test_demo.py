@@ -6,6 +6,7 @@ import pytest
 
 from tessera_cli import steps
 from tessera_core.report.demo import closing_facts, demo_workload
+from tessera_core.report.text import render
 from tessera_formats.cluster import read_cluster
 from tessera_formats.workload import read_workload
 
@@ -66,6 +67,8 @@ def test_the_closing_table_says_where_each_number_comes_from(made: Path) -> None
         ("A100 + L40S", "single"),
         ("2 CPU workers", "single"),
     ]
+    shown = max(render(facts).splitlines()[len(facts.values) :], key=len)
+    assert len(shown) <= 110
     # The run has no interval of the prefill program, so nothing is called measured.
     assert {row["measured_us"] for row in rows} == {None}
 

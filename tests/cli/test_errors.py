@@ -177,6 +177,11 @@ def test_unknown_names(tessera, inputs: Path, given: list[str], named: str) -> N
         (["run", "p", "--trace", "t", "--deps", "d", "-o", "x", "--bind", "a=cpu:0", "--bind",
         "a=cpu:1"], "twice"),
         (["run", "p", "--trace", "t", "--deps", "d", "-o", "x", "--batches", "0"], "--batches"),
+        (["adapt", "p", "q", "--trace", "t", "--deps", "d", "--workload", "w", "-o", "x", "--threshold",
+        "inf"], "--threshold"),
+        (["adapt", "p", "q", "--trace", "t", "--deps", "d", "--workload", "w", "-o", "x", "--window-ms",
+        "nan"], "--window-ms"),
+        (["profile", "t", "--device", "l4", "-o", "x", "--seconds", "inf"], "--seconds"),
         (["inspect"], "PATH"),
         (["inspect", "x", "--frob"], "--frob"),
         (["frob"], "frob"),
@@ -203,6 +208,13 @@ def test_a_hand_edited_plan_is_a_warning(tessera, inputs: Path) -> None:
     assert done.returncode == 0
     assert done.stderr == "tessera: warning: x.plan.toml: was edited since it was written\n"
     assert "my own" in done.stdout
+
+
+def test_a_warning_about_a_file_is_given_once_however_often_it_is_read(tessera, inputs: Path) -> None:
+    plan = inputs / "x.plan.toml"
+    plan.write_text(plan.read_text().replace('reason = "all on cpu0"', 'reason = "my own"'))
+    done = tessera("inspect", "x.plan.toml", "--check", "--trace", "x.trace", "--deps", "x.deps")
+    assert done.stderr.count("was edited") == 1
 
 
 def test_a_reader_that_goes_away_is_no_error(inputs: Path) -> None:

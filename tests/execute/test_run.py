@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tessera_core.execute import pipeline
+from tessera_core.execute.counting import ranges
 from tessera_core.execute.pipeline import Options, Pipeline
 from tessera_core.execute.segments import plan_routes
 from tessera_core.execute.stage import RunStage
@@ -177,7 +178,9 @@ def test_what_a_worker_refuses_midway_is_the_runs_error_and_finished_batches_are
 ) -> None:
     monkeypatch.setattr(pipeline, "_COMMAND", REFUSING)
     paths = write_artifacts(tmp_path, TRACE, placement(slots=1))
-    with pytest.raises(InputError, match=r"batch 3 has no prompt; 3 of 6 batches finished \(0, 1, 2\)"):
+    with pytest.raises(
+        InputError, match=r"batch 3 has no prompt; 3 of 6 batches finished: 0-2; they are kept"
+    ):
         RunStage(batches=6).run(*paths, tmp_path / "x.run")
     assert read_run(tmp_path / "x.run").info["status"] == "lost"
     kept = {row["batch"] for row in rows(tmp_path / "x.run", "requests") if row["status"] == "finished"}
@@ -262,6 +265,29 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
 
 
 @needs_two_cores
+def test_ctrl_c_while_workers_start_is_the_controllers_alone(tmp_path: Path) -> None:
+    plan, trace, deps = write_artifacts(tmp_path, TRACE, placement())
+    program = (
+        "import sys; from pathlib import Path; from tessera_core.execute.stage import RunStage\n"
+        "RunStage().run(*map(Path, sys.argv[1:]))\n"
+    )
+    controller = subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, (plan, trace, deps, tmp_path / "x.run"))],
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    while len(workers := children(controller.pid)) < 2:
+        assert controller.poll() is None
+        time.sleep(0.005)
+    os.killpg(controller.pid, signal.SIGINT)
+    _, said = controller.communicate(timeout=20)
+    assert said.count(b"Traceback") == 1  # its own; the command line makes one line of it
+    assert said.splitlines()[-1] == b"KeyboardInterrupt"
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+@needs_two_cores
 def test_different_outputs_are_found_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tessera_core.execute import reference
 
@@ -303,6 +329,36 @@ def test_the_perfetto_trace_has_the_spans_and_an_arrow_for_each_crossing(tmp_pat
     assert all(ends[event["id"]]["ts"] >= event["ts"] for event in starts)
 
 
+def test_a_long_simulation_takes_time_in_proportion_and_says_how_far_it_is(tmp_path: Path) -> None:
+    paths = write_artifacts(tmp_path, TRACE, placement())
+    said: list[str] = []
+
+    def seconds(batches: int) -> float:
+        begun = time.process_time()
+        RunStage(backend="simulate", batches=batches).run(*paths, tmp_path / "x.run", said.append)
+        return time.process_time() - begun
+
+    assert seconds(1200) < 8 * max(seconds(300), seconds(300))  # four times the work
+    assert "batches finished: 1 of 1200" in said
+
+
+def test_batches_are_named_as_ranges() -> None:
+    assert ranges([]) == ""
+    assert ranges([3]) == "3"
+    assert ranges(range(64)) == "0-63"
+    assert ranges([5, 1, 2, 9]) == "1-2, 5, 9"
+    assert ranges(range(0, 100, 2)) == "0, 2, 4, 6 and 46 more"
+
+
+@pytest.mark.parametrize("backend", ["auto", "simulate"])
+def test_more_slots_than_can_be_had_are_refused_before_anything_is_made(tmp_path: Path, backend: Any) -> None:
+    stage = RunStage(backend=backend)
+    refused(tmp_path, stage, placement(slots=65_536), InputError, "65,536 slots, at most 4,096")
+    small = placement(slots=2000)  # 128 bytes of state each
+    small = replace(small, devices=tuple(replace(d, capacity_bytes=200_000) for d in small.devices))
+    refused(tmp_path, stage, small, InputError, "of 2,000 slots takes 256,000 bytes of a, which has 200,000")
+
+
 def refused(
     tmp_path: Path, stage: RunStage, plan: Plan, error: type[Exception], message: str, **facts: Any
 ) -> None:
@@ -341,4 +397,9 @@ def test_requests_beyond_the_guards_are_refused(tmp_path: Path) -> None:
     paths = write_artifacts(tmp_path, guarded, placement())
     with pytest.raises(GuardError, match="total_tokens is 65"):
         RunStage(output_tokens=60).run(*paths, tmp_path / "x.run")
-    RunStage(output_tokens=59, batches=1, backend="simulate").run(*paths, tmp_path / "x.run")
+    fits = RunStage(output_tokens=59, batches=1, backend="simulate").run(*paths, tmp_path / "x.run")
+    longer = RunStage(output_tokens=60, batches=1, backend="simulate").run(*paths, tmp_path / "x.run")
+    assert "note" not in fits.values
+    assert (
+        "times of the traced shapes" in longer.values["note"] and "65, must be <= 64" in longer.values["note"]
+    )

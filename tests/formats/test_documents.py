@@ -58,6 +58,7 @@ def test_a_cluster_by_hand_needs_no_kind(tmp_path):
         ("latency_us = 5", "", "link[0].latency_us is missing (time of an empty transfer)"),
         ("latency_us = 5", "latency_us = true", "link[0].latency_us is True, expected a number"),
         ('name = "a"', 'nam = "a"', "device[0].nam is not known here"),
+        ("count = 2", "count = 1.5", "device[1].count is 1.5, expected an integer"),
         ('type = "l40s"', "type = 3", "device[0].type is 3, expected a string"),
         ("count = 2", "count = 0", "device[1].count is 0, must be at least 1"),
         ("count = 2", "memory_gb = 1e308", "device[1].memory_gb is 1e+308, must be at most 1e+06"),

@@ -1,8 +1,9 @@
 import math
-import multiprocessing
 import os
 import time
+from contextlib import ExitStack
 from dataclasses import replace
+from multiprocessing.connection import Connection
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera_core.devices.cpu import CpuDevice
+from tessera_core.execute.process import child
 from tessera_core.profile import links
 from tessera_core.profile.links import SIZES_BYTES, LinkSamples, fit_line, fit_link
 from tessera_formats.errors import DeviceLostError
@@ -79,21 +81,21 @@ def test_a_link_between_two_workers_is_measured() -> None:
     assert link.origin == "measured" and link.samples >= 100
 
 
+def end_with(connection: Connection, code: int) -> None:
+    """What a measuring process does that dies at once, or (code 0) never answers."""
+    os._exit(code) if code else time.sleep(60)
+
+
 @pytest.mark.serial
 @pytest.mark.parametrize("dying", [0, 1])
 def test_a_process_that_dies_ends_the_measurement(dying: int) -> None:
-    context = multiprocessing.get_context("spawn")
-    pipes = [context.Pipe() for _ in range(2)]
-    ends = [
-        links._NearEnd(
-            CpuDevice(number, 0),
-            context.Process(
-                target=os._exit if number == dying else time.sleep, args=(3 if number == dying else 60,)
-            ),
-            pipes[number][0],
-        )
-        for number in range(2)
-    ]
-    with pytest.raises(DeviceLostError, match=rf"cpu:{dying} was lost.*exit code 3"):
-        links._exchange(ends)
-    assert not any(end.process.is_alive() for end in ends)
+    with ExitStack() as stack:
+        ends = [
+            links._NearEnd(
+                CpuDevice(number, 0), stack.enter_context(child(end_with, 3 if number == dying else 0))
+            )
+            for number in range(2)
+        ]
+        with pytest.raises(DeviceLostError, match=rf"cpu:{dying} was lost.*exit code 3"):
+            links._exchange(ends)
+    assert all(end.child.process.returncode is not None for end in ends)

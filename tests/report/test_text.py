@@ -1,5 +1,3 @@
-import re
-
 import pytest
 
 from tessera_core.report.facts import Facts, FactTable
@@ -21,6 +19,7 @@ def shown(name: str, value: object) -> str:
         ("bytes", 512, "bytes  512 B"),
         ("modelled_share", 0.25, "modelled share  25%"),
         ("gap", 0.0123, "gap  1.23%"),
+        ("gap", 4.4e-16, "gap  0%"),
         ("tokens_per_s", 12_345.6, "tokens/s  12,346/s"),
         ("gbit_per_s", 200.0, "rate  200 Gbit/s"),
         ("fake", False, "fake  no"),
@@ -62,5 +61,18 @@ def test_times_of_a_table_share_a_unit() -> None:
     table = FactTable(
         "t", ("predicted_us", "measured_us", "moved_bytes"), ((900.0, 1_100.0, 5e6), (950.0, 2_000.0, 5e6))
     )
-    header = render(Facts("title", {}, (table,))).splitlines()[3]
-    assert re.findall(r"\w+ \[[^]]+\]", header) == ["predicted [ms]", "measured [ms]", "moved [MB]"]
+    names, units = render(Facts("title", {}, (table,))).splitlines()[3:5]
+    assert (names.split(), units.split()) == (["predicted", "measured", "moved", "[MB]"], ["[ms]", "[ms]"])
+
+
+def test_long_texts_of_a_table_are_wrapped_and_nothing_else_is() -> None:
+    reason = "data-parallel would not fit: " + "the state of cpu0 takes more than it has " * 4
+    path = "/a/very/long/folder/" * 4
+    table = FactTable("t", ("strategy", "file", "reason", "bytes"), (("single", path, reason, 12_345_678),))
+    lines = render(Facts("title", {}, (table,))).splitlines()[5:]
+    assert len(lines) > 3
+    assert path in lines[0] and "12.3" in lines[0]
+    starts = lines[0].index("data-parallel")
+    assert (
+        " ".join(line[starts : starts + 48].strip() for line in lines).replace(" 12.3", "") == reason.strip()
+    )

@@ -13,7 +13,7 @@ from tessera_cli.output import Output
 
 def command(
     plans: Annotated[
-        list[Path], typer.Argument(metavar="PLAN...", help="Two or more plans of one trace; one may be -.")
+        list[Path], typer.Argument(metavar="PLAN", help="Two or more plans of one trace; one may be -.")
     ],
     trace: options.TraceOption,
     workload: Annotated[
@@ -21,9 +21,14 @@ def command(
     ],
     deps: options.DepsOption,
     output: Annotated[Path, options.folder("adapt")],
-    window_ms: Annotated[float, typer.Option(min=1.0, help="Length of a monitoring window.")] = 300.0,
+    window_ms: Annotated[
+        float, typer.Option(min=1.0, callback=options.finite, help="Length of a monitoring window.")
+    ] = 300.0,
     threshold: Annotated[
-        float, typer.Option(min=0.01, help="Pressure (load over capacity) at which the plan changes.")
+        float,
+        typer.Option(
+            min=0.01, callback=options.finite, help="Pressure (load over capacity) at which the plan changes."
+        ),
     ] = 1.5,
     observed: Annotated[
         Path | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -77,6 +78,13 @@ def _replaceable_folder(path: Path, kind: str) -> Path:
         raise typer.BadParameter("this artifact is a folder and can't go to standard output; name it")
     check_replaceable(path, kind)
     return path
+
+
+def finite(value: float) -> float:
+    """``inf`` and ``nan`` parse as numbers, and pass any minimum or compare with nothing."""
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number")
+    return value
 
 
 def pairs(option: str, texts: list[str]) -> dict[str, str]:

@@ -24,7 +24,7 @@ def command(
     trace: options.Trace,
     deps: Annotated[Path, typer.Argument(metavar="DEPS", help="Deps folder of the same trace.")],
     profiles: Annotated[
-        list[str], typer.Argument(metavar="PROFILE...", help="Profiles of the same trace; one may be -.")
+        list[str], typer.Argument(metavar="PROFILE", help="Profiles of the same trace; one may be -.")
     ],
     cluster: Annotated[Path, typer.Option(metavar="FILE", help="Cluster file: devices and links.")],
     policy: Annotated[

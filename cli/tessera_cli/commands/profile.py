@@ -26,7 +26,12 @@ def command(
         typer.Option(metavar="HARDWARE", help="Measure while this other worker (cpu:1) is busy as well."),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(min=0.1, help="Time to spend on measuring, about; more gives tighter intervals.")
+        float,
+        typer.Option(
+            min=0.1,
+            callback=options.finite,
+            help="Time to spend on measuring, about; more gives tighter intervals.",
+        ),
     ] = 20.0,
     trust_model: options.Trust = False,
     json: options.Json = False,

@@ -16,7 +16,9 @@ def command(
     output: Annotated[Path, options.folder("deps")],
     target: Annotated[
         list[str] | None,
-        typer.Option(help="Analyse this captured target only (sm_90); may be repeated. Default: all."),
+        typer.Option(
+            metavar="ARCH", help="Analyse this captured target only (sm_90); may be repeated. Default: all."
+        ),
     ] = None,
     json: options.Json = False,
 ) -> None:
