@@ -36,7 +36,7 @@ class TracedModel:
         return self.trace.program(DECODE.name)
 
 
-@pytest.fixture(scope="session", params=["llama-tiny", "demo"])
+@pytest.fixture(scope="session", params=["llama-tiny", "qwen2.5-tiny", "demo"])
 def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TracedModel:
     pytest.importorskip("triton" if request.param == "demo" else "transformers")
     torch.set_num_threads(1)
