@@ -30,12 +30,15 @@ class LlamaModel(LanguageModel):
     config_class: type[PreTrainedConfig] = LlamaConfig
     model_class: type[PreTrainedModel] = LlamaForCausalLM
     attention = GROUPED_QUERY
+    experts: str | None = None
+    """Name under which the operator for mixtures of experts is registered with the library."""
 
     def __init__(self, shape: DecoderShape, *, dtype: torch.dtype, seed: int) -> None:
         super().__init__(shape, dtype=dtype)
         AttentionInterface.register(GROUPED_QUERY, attend)
         config = self.config_class(**self.settings(shape))
         config._attn_implementation = self.attention
+        config._experts_implementation = self.experts
         with torch.device("meta"):
             module = self.model_class(config)
         materialise(module, dtype)
@@ -43,12 +46,14 @@ class LlamaModel(LanguageModel):
         deviation = float(config.initializer_range)
         self.recipes = {
             **{name: recipe_for(name, deviation) for name, _ in self.module.named_parameters()},
-            **{
-                name: {"kind": "inverse_frequencies", "theta": shape.rope_theta}
-                for name, _ in self.module.named_buffers()
-            },
+            **self.buffer_recipes(config),
         }
         initialise_module(self.module, self.recipes, seed)
+
+    def buffer_recipes(self, config: Any) -> dict[str, dict[str, Any]]:
+        """Recipes of the rotary frequencies; a buffer that is left out keeps its values in the trace."""
+        recipe = {"kind": "inverse_frequencies", "theta": config.rope_parameters["rope_theta"]}
+        return {name: recipe for name, _ in self.module.named_buffers()}
 
     def settings(self, shape: DecoderShape) -> dict[str, Any]:
         """The shape in the words of the library's configuration."""
@@ -65,9 +70,9 @@ class LlamaModel(LanguageModel):
             "tie_word_embeddings": False,
         }
 
-    def mask(self, state: Mapping[str, torch.Tensor]) -> Any:
-        """What the library is given as the mask of a decode iteration."""
-        return decode_mask(state, self.dtype)
+    def mask(self, state: Mapping[str, torch.Tensor], prefill: bool) -> Any:
+        """What the library is given as the mask; it hands it on to :func:`attend`."""
+        return None if prefill else decode_mask(state, self.dtype)
 
     def logits(
         self, inputs: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor], prefill: bool
@@ -80,7 +85,7 @@ class LlamaModel(LanguageModel):
             positions = state[POSITION]
         result = self.module(
             tokens,
-            None if prefill else self.mask(state),
+            self.mask(state, prefill),
             positions.unsqueeze(0),
             StateCache(state, self.shape.layers, prefill),
             use_cache=True,
