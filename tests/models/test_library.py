@@ -31,9 +31,7 @@ def step_by_step(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def tokens_for(model: Any) -> torch.Tensor:
-    return torch.randint(
-        0, model.shape.vocabulary, (2, TOKENS), generator=torch.Generator().manual_seed(1)
-    )
+    return torch.randint(0, model.shape.vocabulary, (2, TOKENS), generator=torch.Generator().manual_seed(1))
 
 
 @torch.no_grad()
@@ -57,3 +55,33 @@ def test_mamba_computes_what_the_library_computes() -> None:
     library.load_state_dict(model.module.state_dict())
     expected = library(tokens, use_cache=False).logits[:, PREFILL.context - 1 :]
     assert torch.allclose(step_by_step(model, {"tokens": tokens}), expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_qwen_vl_computes_what_the_library_computes() -> None:
+    transformers = pytest.importorskip("transformers")
+    model: Any = build_model("qwen2.5-vl-tiny", None, 0)
+    shape, config = model.shape, model.module.config
+    inputs = model.make_inputs(PREFILL)
+    pixels = torch.randn(inputs["pixels"].shape, generator=torch.Generator().manual_seed(2))
+    tokens = tokens_for(model)
+    found = step_by_step(model, {"tokens": tokens, "pixels": pixels})
+    config.image_token_id, config.video_token_id = shape.vocabulary - 1, shape.vocabulary - 2
+    config._attn_implementation = "eager"
+    library = transformers.Qwen2_5_VLForConditionalGeneration(config).eval()
+    library.load_state_dict(model.module.state_dict(), strict=False)
+    for name, buffer in library.named_buffers():
+        buffer.copy_(dict(model.module.named_buffers())[name])
+    image = slice(1, 1 + shape.image_tokens)
+    tokens = tokens.clamp(max=shape.vocabulary - 3)
+    tokens[:, image] = config.image_token_id
+    kinds = torch.zeros_like(tokens)
+    kinds[:, image] = 1
+    expected = library(
+        tokens,
+        pixel_values=pixels.flatten(0, 1),
+        image_grid_thw=torch.tensor([[1, shape.image_rows, shape.image_columns]] * 2),
+        mm_token_type_ids=kinds,
+        use_cache=False,
+    ).logits[:, PREFILL.context - 1 :]
+    assert torch.allclose(found, expected, atol=1e-5, rtol=1e-5)

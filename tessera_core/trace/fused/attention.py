@@ -75,9 +75,7 @@ def latent_attention(
     scores = query.float().reshape(batch, heads * tokens, width) @ keys.transpose(1, 2) * scale
     columns = torch.arange(rows, device=query.device)
     own = torch.arange(tokens, device=query.device) if causal or position is None else position
-    scores = scores.view(batch, heads, tokens, rows).masked_fill(
-        columns > own.unsqueeze(1), float("-inf")
-    )
+    scores = scores.view(batch, heads, tokens, rows).masked_fill(columns > own.unsqueeze(1), float("-inf"))
     weights = torch.softmax(scores, dim=-1).view(batch, heads * tokens, rows)
     return (weights @ keys[..., :latent]).view(batch, heads, tokens, latent).to(query.dtype)
 

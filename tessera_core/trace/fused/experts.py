@@ -52,9 +52,7 @@ def clamped_experts(
         both = torch.addmm(gate_up_bias[expert], rows, gate_up[expert])
         gate = both[:, ::2].clamp(max=limit)
         up = both[:, 1::2].clamp(min=-limit, max=limit)
-        return torch.addmm(
-            down_bias[expert], (up + 1) * (gate * torch.sigmoid(gate * alpha)), down[expert]
-        )
+        return torch.addmm(down_bias[expert], (up + 1) * (gate * torch.sigmoid(gate * alpha)), down[expert])
 
     return _grouped(hidden, chosen, weights, run)
 

@@ -28,9 +28,7 @@ def causal_convolution(
 
 
 @causal_convolution.register_fake
-def _(
-    source: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, state: torch.Tensor
-) -> torch.Tensor:
+def _(source: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
     return source.new_empty(source.shape)
 
 
@@ -46,9 +44,7 @@ def causal_convolution_step(
 
 
 @causal_convolution_step.register_fake
-def _(
-    source: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, state: torch.Tensor
-) -> torch.Tensor:
+def _(source: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
     return source.new_empty(source.shape)
 
 

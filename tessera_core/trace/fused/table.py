@@ -112,9 +112,7 @@ FUSED: Mapping[str, FusedOperator] = {
     "latent_attention": FusedOperator(kind="attention", flops=_latent_attention_flops),
     "clamped_experts": FusedOperator(kind="custom", flops=_experts_flops, reads=_experts_reads),
     "gated_experts": FusedOperator(kind="custom", flops=_gated_experts_flops, reads=_gated_experts_reads),
-    "causal_convolution": FusedOperator(
-        kind="custom", flops=_convolution_flops, fills=True, overwrites=True
-    ),
+    "causal_convolution": FusedOperator(kind="custom", flops=_convolution_flops, fills=True, overwrites=True),
     "causal_convolution_step": FusedOperator(kind="custom", flops=_convolution_flops, fills=True),
     "selective_scan": FusedOperator(kind="custom", flops=_scan_flops, fills=True, overwrites=True),
     "selective_step": FusedOperator(kind="custom", flops=_step_flops, fills=True),

@@ -38,7 +38,8 @@ def materialise(module: torch.nn.Module, dtype: torch.dtype) -> None:
 
 def recipe_for(name: str, deviation: float) -> dict[str, Any]:
     """Gains of norms are ones, all else is normal with the library's own deviation."""
-    if "norm" in name.split(".")[-2] and name.endswith("weight"):
+    part = name.split(".")[-2]
+    if ("norm" in part or part.startswith("ln_")) and name.endswith("weight"):
         return {"kind": "ones"}
     return {"kind": "normal", "mean": 0.0, "std": deviation}
 

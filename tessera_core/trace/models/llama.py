@@ -41,14 +41,18 @@ class LlamaModel(LanguageModel):
         config._experts_implementation = self.experts
         with torch.device("meta"):
             module = self.model_class(config)
+            self.adapt(module)
         materialise(module, dtype)
         self.module = module.eval()
-        deviation = float(config.initializer_range)
+        deviation = float(config.get_text_config().initializer_range)
         self.recipes = {
             **{name: recipe_for(name, deviation) for name, _ in self.module.named_parameters()},
             **self.buffer_recipes(config),
         }
         initialise_module(self.module, self.recipes, seed)
+
+    def adapt(self, module: Any) -> None:
+        """Replace what the library's own module lacks; called on the meta device."""
 
     def buffer_recipes(self, config: Any) -> dict[str, dict[str, Any]]:
         """Recipes of the rotary frequencies; a buffer that is left out keeps its values in the trace."""
@@ -68,6 +72,8 @@ class LlamaModel(LanguageModel):
             "rms_norm_eps": shape.norm_epsilon,
             "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
             "tie_word_embeddings": False,
+            "bos_token_id": None,
+            "eos_token_id": None,
         }
 
     def mask(self, state: Mapping[str, torch.Tensor], prefill: bool) -> Any:
