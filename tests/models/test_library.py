@@ -85,3 +85,21 @@ def test_qwen_vl_computes_what_the_library_computes() -> None:
         use_cache=False,
     ).logits[:, PREFILL.context - 1 :]
     assert torch.allclose(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [("qwen3-tiny", "Qwen3MoeForCausalLM"), ("deepseek-tiny", "DeepseekV3ForCausalLM")],
+)
+def test_other_mixtures_compute_what_the_library_computes(name: str, library: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    model: Any = build_model(name, None, 0)
+    tokens = tokens_for(model)
+    found = step_by_step(model, {"tokens": tokens})
+    config = model.module.config
+    config._attn_implementation, config._experts_implementation = "eager", "eager"
+    eager = getattr(transformers, library)(config).eval()
+    eager.load_state_dict(model.module.state_dict(), strict=False)
+    expected = eager(tokens, use_cache=False).logits[:, PREFILL.context - 1 :]
+    assert torch.allclose(found, expected, atol=1e-5, rtol=1e-5)

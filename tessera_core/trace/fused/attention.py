@@ -56,37 +56,24 @@ def _(
 
 @torch.library.custom_op("tessera::latent_attention", mutates_args=())
 def latent_attention(
-    query: torch.Tensor,
-    cache: torch.Tensor,
-    position: torch.Tensor | None,
-    scale: float,
-    latent: int,
-    causal: bool,
+    query: torch.Tensor, cache: torch.Tensor, position: torch.Tensor, scale: float, latent: int
 ) -> torch.Tensor:
-    """Multi-head latent attention with absorbed projections (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+    """One token's multi-head latent attention with absorbed projections (arXiv 2405.04434, section 2.1).
 
-    ``query`` (batch, heads, tokens, latent + rotary); ``cache`` (batch, rows, latent + rotary) serves all
-    heads as keys, and its first ``latent`` channels as values. ``causal``: token i attends to rows up to i;
-    else ``position``, int64 (1,), is the row of the only token. Returns (batch, heads, tokens, latent).
+    ``query`` (batch, heads, latent + rotary) attends to the rows of ``cache`` (batch, rows, latent + rotary)
+    up to ``position``, int64 (1,): a row is the key of all heads, and its first ``latent`` channels their
+    value. Scores and sums are float32. Returns (batch, heads, latent), contiguous.
     """
-    batch, heads, tokens, width = query.shape
-    rows = cache.shape[1]
     keys = cache.float()
-    scores = query.float().reshape(batch, heads * tokens, width) @ keys.transpose(1, 2) * scale
-    columns = torch.arange(rows, device=query.device)
-    own = torch.arange(tokens, device=query.device) if causal or position is None else position
-    scores = scores.view(batch, heads, tokens, rows).masked_fill(columns > own.unsqueeze(1), float("-inf"))
-    weights = torch.softmax(scores, dim=-1).view(batch, heads * tokens, rows)
-    return (weights @ keys[..., :latent]).view(batch, heads, tokens, latent).to(query.dtype)
+    scores = query.float() @ keys.transpose(1, 2) * scale
+    later = torch.arange(cache.shape[1], device=query.device) > position
+    weights = torch.softmax(scores.masked_fill(later, float("-inf")), dim=-1)
+    result = query.new_empty((*query.shape[:2], latent))
+    return result.copy_(weights @ keys[..., :latent])
 
 
 @latent_attention.register_fake
 def _(
-    query: torch.Tensor,
-    cache: torch.Tensor,
-    position: torch.Tensor | None,
-    scale: float,
-    latent: int,
-    causal: bool,
+    query: torch.Tensor, cache: torch.Tensor, position: torch.Tensor, scale: float, latent: int
 ) -> torch.Tensor:
-    return query.new_empty((*query.shape[:3], latent))
+    return query.new_empty((*query.shape[:2], latent))

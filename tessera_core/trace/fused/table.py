@@ -82,10 +82,8 @@ def _gated_experts_reads(arguments: Arguments, index: int) -> int | None:
 
 def _latent_attention_flops(arguments: Arguments) -> int:
     """Scores over latent and rotary channels, and the weighted sum over latent ones."""
-    query, cache, _, _, latent, causal = arguments
-    batch, heads, tokens, width = query
-    pairs = batch * heads * tokens * cache[1]
-    return int(2 * pairs * (width + latent) // (2 if causal else 1))
+    query, cache, _, _, latent = arguments
+    return int(2 * query[0] * query[1] * cache[1] * (query[2] + latent))
 
 
 def _convolution_flops(arguments: Arguments) -> int:

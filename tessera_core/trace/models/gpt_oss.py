@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, GptOssConfig, GptOssForCausalLM
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tessera_core.trace.fused.operators import clamped_experts, sink_attention
 from tessera_core.trace.models.language import POSITION
+from tessera_core.trace.models.library import keep_frequencies
 from tessera_core.trace.models.llama import LlamaModel
 from tessera_core.trace.models.shapes import GptOssShape
 
@@ -62,10 +62,7 @@ class GptOssModel(LlamaModel):
 
     def buffer_recipes(self, config: Any) -> dict[str, dict[str, Any]]:
         """YaRN's frequencies follow from the configuration, and go into the trace as constants."""
-        frequencies, _ = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
-        with torch.no_grad():
-            for _, buffer in self.module.named_buffers():
-                buffer.copy_(frequencies)
+        keep_frequencies(self.module, config)
         return {}
 
     def mask(self, state: Mapping[str, torch.Tensor], prefill: bool) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tessera_core.trace.models.language import append, attention, cache_names
 
@@ -42,6 +43,15 @@ def recipe_for(name: str, deviation: float) -> dict[str, Any]:
     if ("norm" in part or part.startswith("ln_")) and name.endswith("weight"):
         return {"kind": "ones"}
     return {"kind": "normal", "mean": 0.0, "std": deviation}
+
+
+def keep_frequencies(module: torch.nn.Module, config: Any) -> None:
+    """Write a configuration's scaled rotary frequencies into the module's buffers for them."""
+    frequencies, _ = ROPE_INIT_FUNCTIONS[config.rope_parameters["rope_type"]](config, torch.device("cpu"))
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            if name.endswith("inv_freq"):
+                buffer.copy_(frequencies)
 
 
 class StateCache(Cache):

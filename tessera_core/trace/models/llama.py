@@ -80,6 +80,10 @@ class LlamaModel(LanguageModel):
         """What the library is given as the mask; it hands it on to :func:`attend`."""
         return None if prefill else decode_mask(state, self.dtype)
 
+    def cache(self, state: Mapping[str, torch.Tensor], prefill: bool) -> Any:
+        """What the library is given as the cache."""
+        return StateCache(state, self.shape.layers, prefill)
+
     def logits(
         self, inputs: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor], prefill: bool
     ) -> torch.Tensor:
@@ -93,7 +97,7 @@ class LlamaModel(LanguageModel):
             tokens,
             self.mask(state, prefill),
             positions.unsqueeze(0),
-            StateCache(state, self.shape.layers, prefill),
+            self.cache(state, prefill),
             use_cache=True,
             logits_to_keep=1,
         )

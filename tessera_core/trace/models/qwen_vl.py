@@ -160,7 +160,8 @@ class QwenVisionModel(LlamaModel):
         merged = visual.merger(hidden)
         rows, columns, edge = self._grid()
         merged = merged.view(batch, rows // edge, columns // edge, edge, edge, -1).transpose(2, 3)
-        return merged.reshape(batch, rows * columns, -1)
+        features: torch.Tensor = merged.reshape(batch, rows * columns, -1)
+        return features
 
     def _grid(self) -> tuple[int, int, int]:
         """Rows and columns of tokens in an image, and the edge of a window in tokens."""
@@ -181,7 +182,7 @@ class QwenVisionModel(LlamaModel):
 class _VisionAttention(Qwen2_5_VLVisionAttention):
     """The library's attention over a batch of images; windows of equal length are a batch of their own."""
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         hidden_states: torch.Tensor,
         cu_seqlens: Any = None,
@@ -194,11 +195,11 @@ class _VisionAttention(Qwen2_5_VLVisionAttention):
             self.qkv(hidden_states).view(batch, patches, 3, self.num_heads, self.head_dim).unbind(2)
         )
         query, key = apply_rotary_pos_emb_vision(query, key, *position_embeddings)
-        windows = [
+        query, key, value = (
             part.reshape(-1, cu_seqlens, self.num_heads, self.head_dim).transpose(1, 2)
             for part in (query, key, value)
-        ]
-        mixed = torch.nn.functional.scaled_dot_product_attention(*windows)
+        )
+        mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value)
         result: torch.Tensor = self.proj(mixed.transpose(1, 2).reshape(batch, patches, width))
         return result
 

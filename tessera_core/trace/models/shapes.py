@@ -87,6 +87,37 @@ class GptOssShape(MixtureShape):
     rope_positions: int
 
 
+class QwenMixtureShape(MixtureShape):
+    """Qwen3's mixtures of experts: norms on queries and keys, no biases."""
+
+    builder = "tessera_core.trace.models.mixtures:QwenMixtureModel"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepSeekShape(MixtureShape):
+    """DeepSeek-V3: latent attention, and a shared expert beside routed ones.
+
+    The first ``dense_layers`` have no experts, but one feed-forward of ``dense_intermediate``. The router
+    chooses among the ``groups_per_token`` best of ``expert_groups``, and scales their weights by
+    ``routed_scale``. A query passes through ``query_rank`` channels; a cache row holds ``latent_rank``
+    channels and ``rotary_width`` rotary ones for all heads, whose keys have ``head_width`` channels of their
+    own and values ``value_width``.
+    """
+
+    builder = "tessera_core.trace.models.deepseek:DeepSeekModel"
+    dense_layers: int
+    dense_intermediate: int
+    expert_groups: int
+    groups_per_token: int
+    routed_scale: float
+    query_rank: int
+    latent_rank: int
+    rotary_width: int
+    value_width: int
+    rope_factor: float
+    rope_positions: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaShape(TokenShape):
     """Mamba-2: no attention; a convolution over the last ``kernel`` tokens and a recurrent state per head.
