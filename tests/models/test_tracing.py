@@ -1,0 +1,106 @@
+"""Every tiny model: what --fake records is what is recorded with values, and the command line traces it."""
+
+from pathlib import Path
+
+import pytest
+
+from tessera_core.program.ir import Trace
+from tessera_core.program.store import load_trace
+from tessera_core.trace.build import trace_model
+from tessera_core.trace.factory import build
+from tessera_core.trace.fake import new_fake_mode
+from tessera_core.trace.fused.table import FUSED, fused_operator
+from tessera_core.trace.models import build_model, model_names
+from tessera_core.trace.request import ProgramRequest, parse_program
+from tessera_formats.errors import InputError
+
+TINY = [name for name in model_names() if name.endswith("-tiny")]
+FUSED_OPERATORS = {
+    "gpt-oss-tiny": {"sink_attention", "clamped_experts"},
+    "qwen3-tiny": {"gated_experts"},
+    "deepseek-tiny": {"gated_experts", "latent_attention"},
+    "mamba-codestral-tiny": {
+        "causal_convolution",
+        "causal_convolution_step",
+        "selective_scan",
+        "selective_step",
+    },
+}
+
+
+def programs_of(name: str) -> list[str]:
+    if "diffusion" in name:
+        return ["step:batch=2,context=16"]
+    return ["prefill:batch=2,context=16", "decode:batch=4,context=64"]
+
+
+def needs(name: str) -> None:
+    pytest.importorskip("diffusers" if "diffusion" in name else "transformers")
+
+
+def trace_of(name: str, fake: bool) -> Trace:
+    mode = new_fake_mode() if fake else None
+    requests = [parse_program(program) for program in programs_of(name)]
+    return trace_model(build(name, None, 0, mode), requests, seed=0, fake_mode=mode, versions={}).trace
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_fake_traces_equal_real_ones(name: str) -> None:
+    needs(name)
+    real, fake = trace_of(name, False), trace_of(name, True)
+    for program in real.programs:
+        twin = fake.program(program.name)
+        assert [k.signature for k in twin.kernels] == [k.signature for k in program.kernels]
+        assert [k.flops for k in twin.kernels] == [k.flops for k in program.kernels]
+    used = {op.target.split(".")[1] for p in real.programs for op in p.ops if fused_operator(op.target)}
+    assert used == FUSED_OPERATORS.get(name, set())
+    assert real.info["replayable"] is True
+
+
+def test_every_fused_operator_is_used() -> None:
+    assert set().union(*FUSED_OPERATORS.values()) == set(FUSED)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_command_line_traces_it(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    needs(name)
+    from tessera_cli.main import main
+
+    options = [word for program in programs_of(name) for word in ("--program", program)]
+    with pytest.raises(SystemExit) as done:
+        main(["trace", name, *options, "-o", str(tmp_path / "x.trace")])
+    assert not done.value.code
+    trace = load_trace(tmp_path / "x.trace")
+    assert [program.name for program in trace.programs] == programs_of(name)
+    assert trace.info["notes"] == list(getattr(build_model(name, None, 0), "notes", ()))
+    assert name in capfd.readouterr().out
+
+
+def test_the_recurrence_writes_its_state_for_certain() -> None:
+    pytest.importorskip("transformers")
+    trace = trace_of("mamba-codestral-tiny", True)
+    for program in trace.programs:
+        states = {binding.tensor for binding in program.bindings("state").values()}
+        writers = [k for k in program.kernels if k.state_writer != "none"]
+        assert {k.state_writer for k in writers} == {"compute"}
+        writes = [
+            operand
+            for op in program.ops
+            for operand in op.operands
+            if operand.tensor in states and operand.mode == "write"
+        ]
+        reads = [
+            operand
+            for op in program.ops
+            for operand in op.operands
+            if operand.tensor in states and operand.mode == "read"
+        ]
+        assert len(writes) == len(states) and all(operand.must for operand in writes)
+        assert bool(reads) == (program.phase == "decode"), "a prompt starts from nothing"
+
+
+def test_an_image_needs_room_in_the_prompt() -> None:
+    pytest.importorskip("transformers")
+    model = build_model("qwen2.5-vl-tiny", None, 0)
+    with pytest.raises(InputError, match="at least 10"):
+        model.make_inputs(ProgramRequest("prefill", 1, 9))
