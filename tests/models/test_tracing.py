@@ -61,6 +61,33 @@ def test_every_fused_operator_is_used() -> None:
     assert set().union(*FUSED_OPERATORS.values()) == set(FUSED)
 
 
+def test_fused_kernels_count_what_they_do() -> None:
+    """Operations by hand, and no more bytes of experts and windows than are read."""
+    pytest.importorskip("transformers")
+    trace = trace_of("gpt-oss-tiny", True)
+    prefill, decode = ({k.name: k for k in program.kernels if k.layer == 0} for program in trace.programs)
+    experts = prefill["mlp.experts clamped_experts 32x96"]
+    assert (experts.kind, experts.flops) == ("matmul", 32 * 2 * 6 * 96 * 96)
+    weights = 8 * (96 * 192 + 192 + 96 * 96 + 96) * 4
+    assert experts.read_bytes == weights + 32 * 96 * 4 + 32 * 2 * (8 + 4)
+    window = prefill["layers.self_attn sink_attention 2x16x8x16"]
+    pairs = sum(min(row + 1, 8) for row in range(16))
+    assert (window.kind, window.flops) == ("attention", 2 * 8 * pairs * 4 * 16)
+    window = decode["layers.self_attn sink_attention 4x1x8x16"]
+    assert window.flops == 4 * 8 * 8 * 4 * 16
+    cache = 2 * 4 * 2 * 8 * 16 * 4  # keys and values: 8 of 64 rows
+    assert window.read_bytes == cache + 4 * 8 * 16 * 4 + 8 * 4 + 8
+    few = trace_model(
+        build("gpt-oss-tiny", None, 0, None),
+        [ProgramRequest("decode", 1, 16)],
+        seed=0,
+        fake_mode=None,
+        versions={},
+    ).trace
+    (experts,) = (k for k in few.programs[0].kernels if k.layer == 0 and "clamped_experts" in k.name)
+    assert experts.read_bytes == weights // 8 * 2 + 96 * 4 + 2 * (8 + 4)
+
+
 @pytest.mark.parametrize("name", TINY)
 def test_the_command_line_traces_it(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     needs(name)

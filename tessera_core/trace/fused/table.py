@@ -19,13 +19,14 @@ def _read_all(arguments: Arguments, index: int) -> int | None:
 class FusedOperator:
     """One operator ``tessera::NAME``.
 
+    ``kind``: of its kernel; attention and matmul say that a GPU computes it on matrix units.
     ``overwrites``: it ignores the old values of what it writes, and fills it for certain. ``fills``: it fills
     what it writes for certain, whether or not it reads it first. ``flops(arguments)``: operations, a
     multiply-add counts as two. ``reads(arguments, index)``: elements that it reads at most of the argument at
     ``index``; None for all.
     """
 
-    kind: Literal["attention", "custom"]
+    kind: Literal["attention", "matmul", "custom"]
     flops: Callable[[Arguments], int]
     fills: bool = False
     overwrites: bool = False
@@ -108,11 +109,11 @@ FUSED: Mapping[str, FusedOperator] = {
         kind="attention", flops=_sink_attention_flops, reads=_sink_attention_reads
     ),
     "latent_attention": FusedOperator(kind="attention", flops=_latent_attention_flops),
-    "clamped_experts": FusedOperator(kind="custom", flops=_experts_flops, reads=_experts_reads),
-    "gated_experts": FusedOperator(kind="custom", flops=_gated_experts_flops, reads=_gated_experts_reads),
+    "clamped_experts": FusedOperator(kind="matmul", flops=_experts_flops, reads=_experts_reads),
+    "gated_experts": FusedOperator(kind="matmul", flops=_gated_experts_flops, reads=_gated_experts_reads),
     "causal_convolution": FusedOperator(kind="custom", flops=_convolution_flops, fills=True, overwrites=True),
     "causal_convolution_step": FusedOperator(kind="custom", flops=_convolution_flops, fills=True),
-    "selective_scan": FusedOperator(kind="custom", flops=_scan_flops, fills=True, overwrites=True),
+    "selective_scan": FusedOperator(kind="matmul", flops=_scan_flops, fills=True, overwrites=True),
     "selective_step": FusedOperator(kind="custom", flops=_step_flops, fills=True),
 }
 """All fused operators by name, without their namespace."""
