@@ -160,7 +160,8 @@ def signature(ops: Sequence[RecordedOp], registry: Registry, leaves: set[int]) -
     """Hash of a kernel's structure: ops, arguments and layouts, with buffers numbered by first use.
 
     Offsets count from the first byte that the kernel sees of a buffer, so that equal layers that share one
-    storage are equal too. What outlives the kernel belongs to the structure: a compiler may drop the rest.
+    storage are equal too; the stride of an extent of one says nothing. What outlives the kernel belongs to
+    the structure: a compiler may drop the rest.
     """
     lowest: dict[int, int] = {}
     for op in ops:
@@ -177,7 +178,7 @@ def signature(ops: Sequence[RecordedOp], registry: Registry, leaves: set[int]) -
             numbers[tensor.buffer],
             tensor.dtype,
             list(tensor.shape),
-            list(tensor.stride),
+            [step if extent > 1 else 0 for extent, step in zip(tensor.shape, tensor.stride)],
             tensor.offset * ITEM_BYTES[tensor.dtype] - low,
             low % _ALIGNMENT_BYTES,
             _role(registry.buffers[tensor.buffer], tensor.buffer in leaves),

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from tessera_core.program.ir import Trace
 from tessera_core.program.store import load_trace
@@ -38,16 +39,17 @@ def needs(name: str) -> None:
     pytest.importorskip("diffusers" if "diffusion" in name else "transformers")
 
 
-def trace_of(name: str, fake: bool) -> Trace:
+def trace_of(name: str, fake: bool, dtype: torch.dtype | None = None) -> Trace:
     mode = new_fake_mode() if fake else None
     requests = [parse_program(program) for program in programs_of(name)]
-    return trace_model(build(name, None, 0, mode), requests, seed=0, fake_mode=mode, versions={}).trace
+    return trace_model(build(name, dtype, 0, mode), requests, seed=0, fake_mode=mode, versions={}).trace
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", TINY)
-def test_fake_traces_equal_real_ones(name: str) -> None:
+def test_fake_traces_equal_real_ones(name: str, dtype: torch.dtype) -> None:
     needs(name)
-    real, fake = trace_of(name, False), trace_of(name, True)
+    real, fake = trace_of(name, False, dtype), trace_of(name, True, dtype)
     for program in real.programs:
         twin = fake.program(program.name)
         assert [k.signature for k in twin.kernels] == [k.signature for k in program.kernels]
@@ -124,6 +126,13 @@ def test_the_recurrence_writes_its_state_for_certain() -> None:
         ]
         assert len(writes) == len(states) and all(operand.must for operand in writes)
         assert bool(reads) == (program.phase == "decode"), "a prompt starts from nothing"
+
+
+def test_an_image_asks_nothing_of_the_host() -> None:
+    pytest.importorskip("transformers")
+    for program in trace_of("qwen2.5-vl-tiny", True).programs:
+        subject = "prompt_tokens" if program.phase == "prefill" else "total_tokens"
+        assert [guard.subject for guard in program.guards] == [subject]
 
 
 def test_an_image_needs_room_in_the_prompt() -> None:
