@@ -20,7 +20,7 @@ from tessera_core.trace.ptx_targets import check_targets, target_tables
 from tessera_core.trace.request import ProgramRequest
 from tessera_formats.trace import write_trace
 
-_PACKAGES = ("tessera-toolchain", "torch", "triton", "transformers")
+_PACKAGES = ("tessera-toolchain", "torch", "triton", "transformers", "diffusers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
