@@ -113,7 +113,11 @@ def reads_values(func: OpOverload) -> bool:
 def is_overwrite(func: OpOverload) -> bool:
     """Whether a written argument's old values are ignored."""
     name = func._schema.name.removeprefix("aten::")
-    return name in _OVERWRITES or name in INDEXED_COPIES or torch.Tag.out in func.tags
+    return (
+        name in _OVERWRITES
+        or name in INDEXED_COPIES
+        or any(argument.is_out for argument in func._schema.arguments)
+    )
 
 
 def fills_what_it_writes(func: OpOverload) -> bool:

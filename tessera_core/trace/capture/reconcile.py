@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tessera_core.program.ir import Program, Trace
@@ -23,10 +24,8 @@ from tessera_core.trace.factory import build
 from tessera_core.trace.fake import new_fake_mode
 from tessera_core.trace.model import TraceableModel
 from tessera_core.trace.request import ProgramRequest
+from tessera_core.trace.tracer import ATTENTION
 from tessera_formats.errors import TrustError, UntracedLaunchError
-
-_ATTENTION = "aten.scaled_dot_product_attention.default"
-_ATTENTION_PARTS = ("aten._scaled_dot_product", "aten._efficient_attention", "aten._flash_attention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,43 +43,41 @@ class Ledger:
 
     nodes: Callable[[], frozenset[int]]
     owner: dict[int, str] = field(default_factory=dict)
-    order: list[str] = field(default_factory=list)
+    inside: bool = False
 
     @contextlib.contextmanager
     def during(self, op: str) -> Iterator[None]:
-        """Whatever is launched inside belongs to ``op``, the innermost such call first."""
-        before = self.nodes()
-        self.order.append(op)
-        yield
+        """Whatever is launched inside belongs to ``op``; a call within a noted call is part of that."""
+        if self.inside:
+            yield
+            return
+        before, self.inside = self.nodes(), True
+        try:
+            yield
+        finally:
+            self.inside = False
         for node in self.nodes() - before:
-            self.owner.setdefault(node, op)
+            self.owner[node] = op
 
 
 def unexplained(
-    launches: Sequence[RawLaunch], owner: dict[int, str], recorded: frozenset[str], decomposed: bool
+    launches: Sequence[RawLaunch], owner: dict[int, str], recorded: frozenset[str]
 ) -> list[tuple[str, str]]:
-    """(function, reason) of each launch that no recorded op explains.
-
-    ``decomposed``: attention was recorded as one operator, so the operators that it consists of are its own.
-    """
+    """(function, reason) of each launch that no recorded op explains."""
     found = []
     for launch in launches:
         op = owner.get(launch.node)
         if op is None:
             found.append((launch.function, "no operator call made it"))
-        elif op not in recorded and not (decomposed and _of_attention(op)):
+        elif op not in recorded:
             found.append((launch.function, f"{op} made it, which the trace does not record"))
     return found
-
-
-def _of_attention(op: str) -> bool:
-    return op == _ATTENTION or op.startswith(_ATTENTION_PARTS)
 
 
 def check_launches(program: Program, launches: Sequence[RawLaunch], owner: dict[int, str]) -> Reconciled:
     """Raise :class:`UntracedLaunchError` for the first launch that no recorded op explains."""
     recorded = frozenset(op.target for op in program.ops)
-    bad = unexplained(launches, owner, recorded, _ATTENTION in recorded)
+    bad = unexplained(launches, owner, recorded)
     if bad:
         function, reason = bad[0]
         raise UntracedLaunchError(
@@ -142,6 +139,20 @@ class _OpLedger(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
 
 
+class _AttentionLedger(TorchFunctionMode):
+    """Attention is recorded as the composite operator, whatever a device makes of it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()
+        self.ledger = ledger
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.scaled_dot_product_attention or func is ATTENTION:
+            with self.ledger.during(str(ATTENTION)):
+                return func(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
 @contextlib.contextmanager
 def _launches_noted(ledger: Ledger) -> Iterator[None]:
     """Raw Triton launches, noted under the name that a trace gives them."""
@@ -176,7 +187,7 @@ def _capture_step(
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         graph.capture_begin(capture_error_mode="thread_local")
         try:
-            with _launches_noted(ledger), _OpLedger(ledger):
+            with _launches_noted(ledger), _OpLedger(ledger), _AttentionLedger(ledger):
                 model.step(request, dict(inputs), dict(state))
         finally:
             graph.capture_end()
