@@ -54,7 +54,7 @@ def at_most_one_stream(paths: Sequence[Path | str]) -> None:
         raise typer.BadParameter("only one artifact of a call can be - (standard input)")
 
 
-def _no_stream(path: Path) -> Path:
+def _no_stream(path: Path | None) -> Path | None:
     if str(path) == "-":
         raise typer.BadParameter("this artifact is a folder and can't go to standard output; name it")
     return path

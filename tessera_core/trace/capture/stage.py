@@ -43,9 +43,17 @@ class CaptureStage:
     reconciled: bool = True
     add_targets: tuple[Path, ...] = ()
 
+    def check(self) -> None:
+        """Refuse, before anything long is done, what :meth:`run` could not do; raises :class:`InputError`."""
+        if self.device is not None:
+            check_device(self.device)
+        for other in self.add_targets:
+            read_trace(other)
+
     def run(self, path: Path, output: Path, progress: Progress = lambda message: None) -> Facts:
         """Read the trace at ``path``, write it with its new targets to ``output``."""
         started = time.perf_counter()
+        self.check()
         bundle = read_trace(path)
         tables = {name: bundle.table(name) for name in bundle.entries}
         for other in self.add_targets:
@@ -59,14 +67,27 @@ class CaptureStage:
             tables |= {f"targets/{name}/{key}": table for key, table in added.items()}
             values |= capture_values(name, added, captured, session)
             if self.reconciled:
-                progress("capturing the whole iteration")
-                found = (_reconciled_table(reconcile(trace, self.device, self.trusted)),)
+                found, note = self._reconcile(trace, progress)
+                values["reconciled"] = note
         progress(f"writing {output}")
         info = {key: value for key, value in bundle.info.items() if key != "program_digest"}
         write_trace(output, info, tables, bundle.file("data.safetensors"))
         values |= {"targets": sorted({key.split("/")[1] for key in tables if key.startswith("targets/")})}
         values["seconds"] = round(time.perf_counter() - started, 2)
         return Facts("capture", values, found)
+
+    def _reconcile(self, trace: Trace, progress: Progress) -> tuple[tuple[FactTable, ...], str]:
+        """The table of eager launches, or why there is none: the whole model has to fit the device."""
+        assert self.device is not None
+        torch.cuda.empty_cache()
+        free = torch.cuda.mem_get_info(self.device)[0]
+        needed = iteration_bytes(trace)
+        if needed > free:
+            return (), f"not done: needs about {needed} bytes of the device, {free} are free"
+        if trace.info["source"] not in ("catalogue", "embedded", "factory"):
+            return (), f"not done: a trace of source {trace.info['source']} has no model to run"
+        progress("capturing the whole iteration")
+        return (_reconciled_table(reconcile(trace, self.device, self.trusted)),), "done"
 
     def capture(
         self, trace: Trace, progress: Progress = lambda message: None
@@ -88,6 +109,14 @@ class CaptureStage:
         facts = machine_facts(self.device, self.compiled)
         tables = target_tables(trace, captured, session.modules.by_handle, architecture, facts)
         return name, tables, session, captured
+
+
+def iteration_bytes(trace: Trace) -> int:
+    """Bytes of weights and constants, and of everything that the largest program touches besides."""
+    sizes: Counter[int | None] = Counter()
+    for buffer in trace.buffers:
+        sizes[buffer.program] += buffer.bytes
+    return sizes.pop(None, 0) + max(sizes.values(), default=0)
 
 
 def first_of_each_signature(trace: Trace) -> list[tuple[Program, Kernel]]:
