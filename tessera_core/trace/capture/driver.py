@@ -149,24 +149,23 @@ def _edges(graph: Any) -> list[tuple[int, int]]:
 def _kernel(node: Any) -> RawLaunch:
     cuda = driver()
     given = call(cuda.cuGraphKernelNodeGetParams, node)
-    is_function = int(given.func) != 0
-    target = given.func if is_function else given.kern
-    named = call(cuda.cuFuncGetName if is_function else cuda.cuKernelGetName, target)
-    layout = _layout(target, is_function)
+    # Libraries that load kernels independently of a context leave a CUkernel here; its function is this context's.
+    function = given.func if int(given.func) else call(cuda.cuKernelGetFunction, given.kern)
+    named = call(cuda.cuFuncGetName, function)
+    layout = parameter_layout(function)
     packed = bool(int(given.extra))
     parameters = _packed(int(given.extra)) if packed else _gathered(int(given.kernelParams), layout)
     ids = cuda.CUlaunchAttributeID
-    cluster = call(
-        cuda.cuGraphKernelNodeGetAttribute, node, ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    ).clusterDim
-    cooperative = call(
-        cuda.cuGraphKernelNodeGetAttribute, node, ids.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-    ).cooperative
+    # The fields of an attribute's value point into it, so the value has to outlive their reading.
+    shape = call(cuda.cuGraphKernelNodeGetAttribute, node, ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+    cluster = shape.clusterDim
+    together = call(cuda.cuGraphKernelNodeGetAttribute, node, ids.CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
+    cooperative = together.cooperative
     return RawLaunch(
         node=int(node),
         kind="kernel",
         function=named.decode() if isinstance(named, bytes) else str(named),
-        handle=int(target),
+        handle=int(function),
         grid=(given.gridDimX, given.gridDimY, given.gridDimZ),
         block=(given.blockDimX, given.blockDimY, given.blockDimZ),
         cluster=(max(cluster.x, 1), max(cluster.y, 1), max(cluster.z, 1)),
@@ -178,13 +177,12 @@ def _kernel(node: Any) -> RawLaunch:
     )
 
 
-def _layout(target: Any, is_function: bool) -> tuple[tuple[int, int], ...]:
-    """(offset, bytes) of each parameter, asked one by one until there is none."""
+def parameter_layout(function: Any) -> tuple[tuple[int, int], ...]:
+    """(offset, bytes) of each parameter of a ``CUfunction``, asked one by one until there is none."""
     cuda = driver()
-    query = cuda.cuFuncGetParamInfo if is_function else cuda.cuKernelGetParamInfo
     found: list[tuple[int, int]] = []
     while True:
-        status, offset, size = query(target, len(found))
+        status, offset, size = cuda.cuFuncGetParamInfo(function, len(found))
         if int(status):
             return tuple(found)
         found.append((int(offset), int(size)))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tessera_core.trace.capture.driver import call, driver
+from tessera_core.trace.capture.driver import call, driver, parameter_layout
 from tessera_core.trace.capture.graph import MEMCPY, MEMSET
 from tessera_formats.errors import ArtifactError
 
@@ -126,7 +126,7 @@ def _add(
         table = (ctypes.c_void_p * 5)(1, start, 2, ctypes.addressof(size), 0)
         node.kernelParams, node.extra = 0, ctypes.addressof(table)
     else:
-        offsets = _offsets(handle)
+        offsets = [offset for offset, _ in parameter_layout(cuda.CUfunction(handle))]
         table = (ctypes.c_void_p * max(len(offsets), 1))(*(start + offset for offset in offsets))
         node.kernelParams, node.extra = ctypes.addressof(table), 0
     added = call(cuda.cuGraphAddKernelNode, graph, before, len(before), node)
@@ -145,16 +145,6 @@ def _set_attributes(node: Any, row: Mapping[str, Any], attributes: frozenset[str
         value = cuda.CUkernelNodeAttrValue()
         value.cooperative = 1
         call(cuda.cuGraphKernelNodeSetAttribute, node, ids.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value)
-
-
-def _offsets(handle: int) -> list[int]:
-    cuda = driver()
-    found: list[int] = []
-    while True:
-        status, offset, _ = cuda.cuFuncGetParamInfo(cuda.CUfunction(handle), len(found))
-        if int(status):
-            return found
-        found.append(int(offset))
 
 
 def load_ptx(modules: Sequence[Mapping[str, Any]], entries: Mapping[str, Sequence[str]]) -> dict[Any, int]:

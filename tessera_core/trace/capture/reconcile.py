@@ -27,6 +27,9 @@ from tessera_core.trace.request import ProgramRequest
 from tessera_core.trace.tracer import ATTENTION
 from tessera_formats.errors import TrustError, UntracedLaunchError
 
+# A reshape copies where a device lays its argument out otherwise than the CPU did; replay copies there too.
+_LAYOUT_COPIES = frozenset({"aten.clone.default"})
+
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
@@ -76,7 +79,7 @@ def unexplained(
 
 def check_launches(program: Program, launches: Sequence[RawLaunch], owner: dict[int, str]) -> Reconciled:
     """Raise :class:`UntracedLaunchError` for the first launch that no recorded op explains."""
-    recorded = frozenset(op.target for op in program.ops)
+    recorded = frozenset(op.target for op in program.ops) | _LAYOUT_COPIES
     bad = unexplained(launches, owner, recorded)
     if bad:
         function, reason = bad[0]
