@@ -243,7 +243,12 @@ LAUNCHES = TableSchema(
         Column(name="launch", type=I32, meaning="order within the kernel", minimum=0),
         Column(name="op", type=I32, meaning="op that makes it", nullable=True, minimum=0),
         Column(name="kind", type=TEXT, meaning="what is launched", choices=("kernel", "memcpy", "memset")),
-        Column(name="module", type=TEXT, meaning="normalised module hash; null: no module", nullable=True),
+        Column(
+            name="module",
+            type=TEXT,
+            meaning="normalised module hash; null: a library's binary, known by its function's name",
+            nullable=True,
+        ),
         Column(name="function", type=TEXT, meaning="entry name"),
         Column(name="grid", type=INTS, meaning="blocks in x, y, z", minimum=1),
         Column(name="block", type=INTS, meaning="threads in x, y, z", minimum=1),
@@ -263,7 +268,11 @@ MODULES = TableSchema(
     name="modules",
     meaning="one row per distinct module of this target",
     columns=(
-        Column(name="module", type=TEXT, meaning="sha256 of the normalised text"),
+        Column(
+            name="module",
+            type=TEXT,
+            meaning="sha256 of the normalised text; cubin: of the function's name and its number",
+        ),
         Column(name="raw_hash", type=TEXT, meaning="sha256 of the text as found"),
         Column(name="architecture", type=TEXT, meaning="e.g. sm_90"),
         Column(name="language", type=TEXT, meaning="form", choices=("ptx", "cubin")),

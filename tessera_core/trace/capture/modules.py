@@ -1,4 +1,7 @@
-"""PTX of the Triton kernels that are loaded while something runs, through Triton's public hooks."""
+"""What launched functions were loaded from: PTX through Triton's public hooks, else a binary known by name.
+
+Libraries generate different binaries under one name; the second and later ones get a module row without text.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from tessera_core.trace.compile_ptx import without_lines
 
 @dataclass(frozen=True, slots=True)
 class LoadedModule:
-    """A module as its compiler wrote it, without debug lines. ``name``: hash of its normalised text."""
+    """A module as its compiler wrote it, without debug lines. ``name``: hash of its normalised text.
+
+    Of a binary (``text`` empty), the hash of a function's name and its number among those so named.
+    """
 
     name: str
     raw_hash: str
@@ -27,7 +33,7 @@ class LoadedModule:
             "module": self.name,
             "raw_hash": self.raw_hash,
             "architecture": architecture,
-            "language": "ptx",
+            "language": "ptx" if self.text else "cubin",
             "source_hash": "",
             "text": self.text,
         }
@@ -39,6 +45,7 @@ class ModuleBook:
 
     by_handle: dict[int, LoadedModule] = field(default_factory=dict)
     _by_text: dict[str, LoadedModule] = field(default_factory=dict)
+    _named: dict[str, list[int]] = field(default_factory=dict)
 
     def add(self, handle: int, text: str) -> None:
         """Remember that the function ``handle`` was loaded from the PTX ``text``."""
@@ -47,6 +54,23 @@ class ModuleBook:
             raw = hashlib.sha256(text.encode()).hexdigest()
             self._by_text[clean] = LoadedModule(module_hash(clean), raw, clean)
         self.by_handle[handle] = self._by_text[clean]
+
+    def meet(self, handle: int, function: str) -> str | None:
+        """The module of a launched function; None for the only binary (or the first) of its name."""
+        if handle not in self.by_handle:
+            same = self._named.setdefault(function, [])
+            if handle not in same:
+                same.append(handle)
+            number = same.index(handle)
+            if number:
+                name = hashlib.sha256(f"{function}#{number}".encode()).hexdigest()
+                self.by_handle[handle] = LoadedModule(name, name, "")
+        module = self.by_handle.get(handle)
+        return None if module is None else module.name
+
+    def has_ptx(self, handle: int) -> bool:
+        """Whether the function's PTX is known."""
+        return handle in self.by_handle and bool(self.by_handle[handle].text)
 
     def names(self) -> dict[int, str]:
         """Module hashes by function handle."""

@@ -131,8 +131,8 @@ class Session:
             blocks.append(block)
             found.append(targets)
             if launch.kind == "kernel":
-                module = self.modules.by_handle.get(launch.handle)
-                self.handles[None if module is None else module.name, launch.function] = launch.handle
+                module = self.modules.meet(launch.handle, launch.function)
+                self.handles[module, launch.function] = launch.handle
         return Captured(
             program=program.id,
             kernel=kernel.id,

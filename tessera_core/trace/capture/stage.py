@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 
 from tessera_core.program.ir import Kernel, Program, Trace
@@ -201,15 +200,22 @@ def capture_values(
     """Counts of what was captured, distinct launches by kind and by whether PTX is known."""
     distinct = [launch for item in captured for launch in item.launches]
     kernels = [launch for launch in distinct if launch.kind == "kernel"]
-    with_ptx = [launch for launch in kernels if launch.handle in session.modules.by_handle]
-    all_kernels = tables["launches"].filter(pc.equal(tables["launches"]["kind"], "kernel"))
+    with_ptx = [launch for launch in kernels if session.modules.has_ptx(launch.handle)]
+    texts = {row["module"] for row in tables["modules"].to_pylist() if row["language"] == "ptx"}
+    modules = [
+        module
+        for module, kind in zip(
+            tables["launches"]["module"].to_pylist(), tables["launches"]["kind"].to_pylist()
+        )
+        if kind == "kernel"
+    ]
     return {
         "target": name,
         "signatures": len(captured),
         "launches": tables["launches"].num_rows,
         "distinct_launches": dict(Counter(launch.kind for launch in distinct)),
         "modules": tables["modules"].num_rows,
-        "ptx_share": round(1 - all_kernels["module"].null_count / max(all_kernels.num_rows, 1), 4),
+        "ptx_share": round(sum(module in texts for module in modules) / max(len(modules), 1), 4),
         "ptx_share_distinct": round(len(with_ptx) / max(len(kernels), 1), 4),
         "workspaces": tables["workspaces"].num_rows,
         "pointers": sum(len(found) for item in captured for found in item.pointers),

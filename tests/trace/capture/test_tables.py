@@ -152,6 +152,13 @@ def test_modules_are_known_by_their_normalised_text() -> None:
     modules.add(12, text.replace("rms_norm_kernel", "another_name"))
     assert modules.names()[11] == modules.names()[12]
     row = modules.by_handle[11].row("sm_90")
+    assert [modules.meet(h, "gemm") for h in (20, 21, 20, 11)] == [
+        None,
+        modules.names()[21],
+        None,
+        row["module"],
+    ]
+    assert modules.by_handle[21].row("sm_90")["language"] == "cubin" and not modules.has_ptx(21)
     assert row["language"] == "ptx" and row["architecture"] == "sm_90" and ".entry" in row["text"]
 
 
