@@ -67,7 +67,7 @@ class CaptureStage:
             values |= capture_values(name, added, captured, session)
             if self.reconciled:
                 found, note = self._reconcile(trace, progress)
-                values["reconciled"] = note
+                values["reconciliation"] = note
         progress(f"writing {output}")
         info = {key: value for key, value in bundle.info.items() if key != "program_digest"}
         write_trace(output, info, tables, bundle.file("data.safetensors"))

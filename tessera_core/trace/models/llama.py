@@ -52,7 +52,7 @@ class LlamaModel(LanguageModel):
     def logits(self, tokens: torch.Tensor, state: Mapping[str, torch.Tensor], prefill: bool) -> torch.Tensor:
         """See the base class."""
         if prefill:
-            positions = torch.arange(tokens.shape[1], dtype=torch.int64)
+            positions = torch.arange(tokens.shape[1], dtype=torch.int64, device=tokens.device)
         else:
             positions = state[POSITION]
         result = self.module(

@@ -49,7 +49,7 @@ def test_a_target_is_added_to_a_trace(tmp_path: Path) -> None:
     bundle = read_trace(path)
     bundle.check()
     assert bundle.targets() == (facts.values["target"],) and bundle.info["program_digest"] == digest
-    assert facts.values["reads_out_of_reach"] == 0 and facts.values["reconciled"] == "done"
+    assert facts.values["reads_out_of_reach"] == 0 and facts.values["reconciliation"] == "done"
 
 
 def test_launches_behind_the_dispatchers_back_are_refused(tracer: Callable[..., Any]) -> None:
