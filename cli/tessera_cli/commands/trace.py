@@ -55,10 +55,10 @@ def command(
     trust_model: options.Trust = False,
     json: options.Json = False,
 ) -> None:
-    """Record a model's iterations, kernel by kernel; capture their launches on a GPU.
+    """Record a model's iterations, kernel by kernel.
 
     One program per phase, batch and context; all programs share the weights. A trace folder in place of the
-    model gets further targets.
+    model gets the launches of further GPUs.
     """
     shown = Output(json=json)
     if no_compile and capture is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import torch
+from torch._inductor.utils import clear_caches
 
 from tessera_core.program.ir import Kernel, Program, Trace
 from tessera_core.program.store import trace_from_bundle
@@ -99,6 +100,10 @@ class CaptureStage:
         assert self.device is not None
         check_device(self.device)
         session = Session(trace=trace, device=self.device, compiled=self.compiled, trusted=self.trusted)
+        if self.compiled:
+            # A kernel that this process has loaded already would not be loaded again, and its PTX not be seen.
+            torch.compiler.reset()
+            clear_caches()
         captured = []
         first = first_of_each_signature(trace)
         for number, (program, kernel) in enumerate(first):

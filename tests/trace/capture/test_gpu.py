@@ -49,6 +49,10 @@ def test_a_target_is_added_to_a_trace(tmp_path: Path) -> None:
     bundle = read_trace(path)
     bundle.check()
     assert bundle.targets() == (facts.values["target"],) and bundle.info["program_digest"] == digest
+    # Also in a process that has captured before: every kernel that the compiler wrote comes with its PTX.
+    launches = bundle.table(f"targets/{facts.values['target']}/launches").to_pylist()
+    assert all(r["module"] is not None for r in launches if r["function"].startswith("triton_"))
+    assert facts.values["ptx_share"] > 0.3
     assert facts.values["reads_out_of_reach"] == 0 and facts.values["reconciliation"] == "done"
 
 
