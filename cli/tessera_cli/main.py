@@ -6,6 +6,7 @@ device was lost; 70 a mistake of ours; 130 interrupted; 141 the reader of our ou
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -78,18 +79,29 @@ def _run(arguments: list[str]) -> int:
         # The interpreter flushes once more while it ends; that must not complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except OSError as problem:
+        if problem.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+            return _report(problem)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        say(f"tessera: standard output cannot be written ({problem.strerror}); free some space and run again")
+        return TesseraError.exit_code
     except KeyboardInterrupt:
         say("tessera: interrupted; what was complete before is unchanged")
         return INTERRUPTED
     except Exception as problem:
-        if os.environ.get("TESSERA_DEBUG") == "1":
-            traceback.print_exc()
-        say(
-            f"tessera: internal error, please report: {type(problem).__name__}: {problem}"
-            " (TESSERA_DEBUG=1 shows where)"
-        )
-        return INTERNAL_ERROR
+        return _report(problem)
     return code
+
+
+def _report(problem: Exception) -> int:
+    """Our own mistake, in one line; the traceback only for whoever asks."""
+    if os.environ.get("TESSERA_DEBUG") == "1":
+        traceback.print_exc()
+    say(
+        f"tessera: internal error, please report: {type(problem).__name__}: {problem}"
+        " (TESSERA_DEBUG=1 shows where)"
+    )
+    return INTERNAL_ERROR
 
 
 def invoke(arguments: list[str]) -> int:

@@ -15,14 +15,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from tessera_formats.document import Record, check_record
-from tessera_formats.errors import ArtifactError, NewerVersionError
+from tessera_formats.document import WRITE_AGAIN, Record, check_record, known_version
+from tessera_formats.errors import ArtifactError
 from tessera_formats.files import STANDARD_STREAM, read_error, read_file, replace_file
 from tessera_formats.table import TableSchema, checked, content_checksum
 
+# Keys of the Arrow metadata.
 _HEADER = b"tessera"
 _CHECKSUM = b"tessera.checksum"
-_FOLLOW = "run the stage that wrote it again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +87,10 @@ def read_table_artifact(path: Path | str, versions: Mapping[int, TableArtifactSc
         text = metadata[_HEADER].decode()
         header = json.loads(text)
     except ValueError as problem:
-        raise ArtifactError(f"{path}: its header is damaged; {_FOLLOW}") from problem
+        raise ArtifactError(f"{path}: its header is damaged; {WRITE_AGAIN}") from problem
     check_kind(path, header, kind, versions)
     if metadata[_CHECKSUM].decode(errors="replace") != _checksum(text, table.replace_schema_metadata(None)):
-        raise ArtifactError(f"{path}: is damaged (its checksum does not match); {_FOLLOW}")
+        raise ArtifactError(f"{path}: is damaged (its checksum does not match); {WRITE_AGAIN}")
     schema = versions[header.pop("version")]
     del header["kind"]
     check_record(header, schema.header, str(path))
@@ -103,14 +103,7 @@ def check_kind(path: Path | str, header: Any, kind: str, versions: Mapping[int, 
         raise ArtifactError(f"{path}: does not say what kind of artifact it is; expected a {kind}")
     if header["kind"] != kind:
         raise ArtifactError(f"{path}: is a {header['kind']}, expected a {kind}")
-    version = header.get("version")
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise ArtifactError(f"{path}: its version {version!r} is not a positive integer; {_FOLLOW}")
-    if version > max(versions):
-        raise NewerVersionError(
-            f"{path}: {kind} version {version} is newer than this toolchain reads (up to {max(versions)});"
-            " upgrade tessera-toolchain"
-        )
+    known_version(path, kind, header.get("version"), versions)
 
 
 def _open(path: Path | str, kind: str) -> pa.Table:
@@ -132,8 +125,8 @@ def _open(path: Path | str, kind: str) -> pa.Table:
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as problem:
         raise ArtifactError(
-            f"{path}: is no readable {kind} (truncated, damaged or another file); {_FOLLOW}"
-        ) from (problem)
+            f"{path}: is no readable {kind} (truncated, damaged or another file); {WRITE_AGAIN}"
+        ) from problem
     return table
 
 

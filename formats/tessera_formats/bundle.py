@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from tessera_formats.artifact import check_kind
 from tessera_formats.document import (
+    WRITE_AGAIN,
     DocumentSchema,
     Field,
     Record,
@@ -28,12 +29,12 @@ from tessera_formats.document import (
     parse_toml,
 )
 from tessera_formats.errors import ArtifactError
-from tessera_formats.files import read_error, read_file, replace_file, write_error
+from tessera_formats.files import check_parent, read_error, read_file, replace_file, write_error
 from tessera_formats.table import TableSchema, check_foreign_keys, checked, content_checksum
 
 MANIFEST = "manifest.toml"
+_BUNDLE_KINDS = ("trace", "deps", "run", "adapt")
 _OURS = re.compile(r".+-[0-9a-f]{16}\.(arrow|bin)$")
-_FOLLOW = "run the stage that wrote it again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +54,9 @@ class BundleSchema:
 
     def table(self, name: str) -> TableSchema:
         """The schema of a table by the name that the manifest uses."""
-        parts = name.split("/")
-        pool = self.target_tables if len(parts) == 3 and parts[0] == "targets" else self.tables
-        wanted = parts[-1] if pool is self.target_tables else name
-        for schema in pool:
-            if schema.name == wanted:
+        target, _, last = name.rpartition("/")
+        for schema in self.target_tables if target.startswith("targets/") else self.tables:
+            if schema.name == (last if target else name):
                 return schema
         raise ArtifactError(f"a {self.kind} has no table {name}")
 
@@ -82,22 +81,23 @@ class Bundle:
         """The checked table ``name``; raises :class:`ArtifactError` naming the file if it is damaged."""
         if name not in self._tables:
             if name not in self.entries:
-                raise ArtifactError(f"{self.path}: has no table {name}; {_FOLLOW}")
+                raise ArtifactError(f"{self.path}: has no table {name}; {WRITE_AGAIN}")
             self._tables[name] = self._load(name)
         return self._tables[name]
 
     def targets(self) -> tuple[str, ...]:
         """Names of the captured targets, sorted."""
-        return tuple(sorted({name.split("/")[1] for name in self.entries if name.startswith("targets/")}))
+        folders = {name.rpartition("/")[0] for name in self.entries if name.startswith("targets/")}
+        return tuple(sorted(folder.removeprefix("targets/") for folder in folders))
 
     def file(self, name: str) -> bytes:
         """The checked content of a binary file of the bundle."""
         if name not in self.file_entries:
-            raise ArtifactError(f"{self.path}: has no file {name}; {_FOLLOW}")
+            raise ArtifactError(f"{self.path}: has no file {name}; {WRITE_AGAIN}")
         entry = self.file_entries[name]
         content = read_file(self.path / entry["file"])
         if _digest(content) != entry["checksum"]:
-            raise ArtifactError(f"{self.path / entry['file']}: is damaged (checksum mismatch); {_FOLLOW}")
+            raise ArtifactError(f"{self.path / entry['file']}: is damaged (checksum mismatch); {WRITE_AGAIN}")
         return content
 
     def check(self) -> None:
@@ -121,10 +121,10 @@ class Bundle:
         except FileNotFoundError as problem:
             raise read_error(path, problem) from problem
         except (pa.ArrowException, OSError, ValueError) as problem:
-            raise ArtifactError(f"{path}: is truncated or damaged; {_FOLLOW}") from problem
+            raise ArtifactError(f"{path}: is truncated or damaged; {WRITE_AGAIN}") from problem
         table = table.replace_schema_metadata(None)
         if content_checksum(table) != entry["checksum"]:
-            raise ArtifactError(f"{path}: is damaged (its checksum does not match); {_FOLLOW}")
+            raise ArtifactError(f"{path}: is damaged (its checksum does not match); {WRITE_AGAIN}")
         return checked(table, self.schema.table(name), str(path))
 
 
@@ -147,7 +147,7 @@ def read_bundle(path: Path | str, versions: Mapping[int, BundleSchema]) -> Bundl
         raise ArtifactError(f"{folder}: does not exist; check the name, or run the stage that writes it")
     if not (folder / MANIFEST).exists():
         raise ArtifactError(
-            f"{folder}: has no {MANIFEST} (no {kind}, or its writing was interrupted); {_FOLLOW}"
+            f"{folder}: has no {MANIFEST} (no {kind}, or its writing was interrupted); {WRITE_AGAIN}"
         )
     manifest = parse_toml(read_file(folder / MANIFEST), folder / MANIFEST, kind)
     check_kind(folder, manifest, kind, versions)
@@ -156,7 +156,7 @@ def read_bundle(path: Path | str, versions: Mapping[int, BundleSchema]) -> Bundl
     content = {key: value for key, value in manifest.items() if key not in ("kind", "version")}
     check_record(content, _manifest_record(schema), str(folder / MANIFEST))
     if stated != document_checksum(content):
-        raise ArtifactError(f"{folder / MANIFEST}: is damaged (its checksum does not match); {_FOLLOW}")
+        raise ArtifactError(f"{folder / MANIFEST}: is damaged (its checksum does not match); {WRITE_AGAIN}")
     for name, entry in {**content.get("tables", {}), **content.get("files", {})}.items():
         check_record(entry, _ENTRY, f"{folder / MANIFEST}: {name}")
         if Path(entry["file"]).is_absolute() or ".." in Path(entry["file"]).parts:
@@ -164,7 +164,7 @@ def read_bundle(path: Path | str, versions: Mapping[int, BundleSchema]) -> Bundl
     bundle = Bundle(folder, schema, content["info"], content.get("tables", {}), content.get("files", {}))
     for required in schema.tables:
         if required.name not in bundle.entries:
-            raise ArtifactError(f"{folder}: has no table {required.name}; {_FOLLOW}")
+            raise ArtifactError(f"{folder}: has no table {required.name}; {WRITE_AGAIN}")
     return bundle
 
 
@@ -182,7 +182,7 @@ def write_bundle(
     stood there is then unchanged.
     """
     folder = Path(path)
-    _check_replaceable(folder, schema.kind)
+    check_replaceable(folder, schema.kind)
     missing = [s.name for s in schema.tables if s.name not in tables]
     assert not missing, f"{schema.kind} written without {missing}"
     ready = {
@@ -240,22 +240,34 @@ def _manifest_record(schema: BundleSchema) -> Record:
     )
 
 
-def _check_replaceable(folder: Path, kind: str) -> None:
+def check_replaceable(folder: Path, kind: str) -> None:
+    """Raise :class:`ArtifactError` unless ``folder`` is free to hold a bundle of ``kind``.
+
+    It may be absent, empty, a bundle of that kind (a damaged one too: writing it again is the cure), or what an
+    interrupted write left; anything else is somebody's and stays.
+    """
     if folder.is_file():
         raise ArtifactError(
             f"{folder}: is a file and would be replaced by a {kind} folder; name another output"
         )
+    check_parent(folder)
     if not folder.exists():
         return
-    manifest = folder / MANIFEST
-    if manifest.exists():
-        found = parse_toml(read_file(manifest), manifest, kind).get("kind")
-        if found != kind:
-            raise ArtifactError(
-                f"{folder}: is a {found}, not a {kind}; it is left alone, name another output"
-            )
-    elif any(p.is_file() and not _OURS.match(p.name) and p.suffix != ".tmp" for p in folder.rglob("*")):
-        raise ArtifactError(f"{folder}: exists and is no {kind}; it is left alone, name another output")
+    found = _stated_kind(folder / MANIFEST)
+    if found in _BUNDLE_KINDS and found != kind:
+        raise ArtifactError(f"{folder}: is a {found}, not a {kind}; it is left alone, name another output")
+    for path in folder.rglob("*"):
+        ours = _OURS.match(path.name) or path.suffix == ".tmp" or path == folder / MANIFEST
+        if found != kind and path.is_file() and not ours:
+            raise ArtifactError(f"{folder}: exists and is no {kind}; it is left alone, name another output")
+
+
+def _stated_kind(manifest: Path) -> str | None:
+    """The kind that a manifest states; None where there is none, or it is damaged beyond reading."""
+    try:
+        return str(parse_toml(read_file(manifest), manifest, "manifest").get("kind"))
+    except ArtifactError:
+        return None
 
 
 def _put(path: Path, content: bytes, created: list[Path]) -> None:

@@ -21,6 +21,9 @@ import tomli_w
 from tessera_formats.errors import ArtifactError, NewerVersionError
 from tessera_formats.files import read_file, replace_file
 
+WRITE_AGAIN = "run the stage that wrote it again"
+"""What mends most damaged artifacts; ends their error messages."""
+
 FieldType = Literal["string", "integer", "number", "boolean", "strings", "integers", "record", "records"]
 
 
@@ -146,17 +149,24 @@ def read_document(path: Path | str, versions: Mapping[int, DocumentSchema]) -> d
     if kind != newest.kind:
         found = f"is a {kind}" if isinstance(kind, str) else "does not say its kind"
         raise ArtifactError(f"{path}: {found}, expected a {newest.kind}")
+    check_record(content, versions[known_version(path, kind, version, versions)].record, str(path))
+    if stated is not None and stated != document_checksum(content):
+        warnings.warn(f"{path}: was edited since it was written", StaleChecksumWarning, stacklevel=2)
+    return content
+
+
+def known_version(path: Path | str, kind: str, version: Any, versions: Mapping[int, Any]) -> int:
+    """``version`` if this toolchain reads it; raises :class:`NewerVersionError` or :class:`ArtifactError`."""
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise ArtifactError(f"{path}: version is {version!r}, expected a positive integer")
+        raise ArtifactError(
+            f"{path}: version is {version!r}, expected a positive integer; correct it, or {WRITE_AGAIN}"
+        )
     if version > max(versions):
         raise NewerVersionError(
             f"{path}: {kind} version {version} is newer than this toolchain reads (up to {max(versions)});"
             " upgrade tessera-toolchain"
         )
-    check_record(content, versions[version].record, str(path))
-    if stated is not None and stated != document_checksum(content):
-        warnings.warn(f"{path}: was edited since it was written", StaleChecksumWarning, stacklevel=2)
-    return content
+    return version
 
 
 def parse_toml(raw: bytes, path: Path | str, kind: str) -> dict[str, Any]:

@@ -24,18 +24,22 @@ def replace_file(path: Path | str, content: bytes) -> None:
     Raises :class:`ArtifactError` for a full disk, a missing folder or missing rights.
     """
     if str(path) == STANDARD_STREAM:
-        sys.stdout.buffer.write(content)
-        sys.stdout.buffer.flush()
+        try:
+            sys.stdout.buffer.write(content)
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as problem:
+            raise write_error(Path("standard output"), problem, len(content)) from problem
         return
     target = Path(path)
-    if target.is_dir():
-        raise ArtifactError(f"{target}: is a folder, expected a file; name another output")
-    if target.exists() and not target.is_file():  # a pipe or device: nothing to protect there
-        with target.open("wb") as stream:
-            stream.write(content)
-        return
+    check_output_file(target)
     temporary: str | None = None
     try:
+        if target.exists() and not target.is_file():  # a pipe or device: nothing to protect there
+            with target.open("wb") as stream:
+                stream.write(content)
+            return
         handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
@@ -53,14 +57,27 @@ def replace_file(path: Path | str, content: bytes) -> None:
                 Path(temporary).unlink()
 
 
+def check_output_file(target: Path) -> None:
+    """Raise :class:`ArtifactError` where a file could not be written; asked again before long work starts."""
+    if target.is_dir():
+        raise ArtifactError(f"{target}: is a folder, expected a file; name another output")
+    check_parent(target)
+
+
+def check_parent(target: Path) -> None:
+    """Raise :class:`ArtifactError` where the folder that is to hold ``target`` is missing or closed to us."""
+    if not target.parent.is_dir():
+        raise ArtifactError(f"{target}: folder {target.parent} does not exist; create it and run again")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise ArtifactError(f"{target}: folder {target.parent} can't be written to; name another output")
+
+
 def write_error(target: Path, problem: OSError, size: int) -> ArtifactError:
     """The one-line error for a failed write of ``size`` bytes."""
     if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return ArtifactError(
             f"{target}: no space left for {size} bytes; nothing was changed, free some space and run again"
         )
-    if problem.errno == errno.ENOENT:
-        return ArtifactError(f"{target}: folder {target.parent} does not exist; create it and run again")
     return ArtifactError(f"{target}: cannot be written ({problem.strerror or problem}); nothing was changed")
 
 

@@ -74,6 +74,7 @@ _TRANSFER = Record(
             name="order", type="integer", meaning="position in the communicator's order per slot", minimum=0
         ),
         Field(name="buffer", type="integer", meaning="buffer that is shipped", minimum=0),
+        Field(name="part", type="string", meaning="whole, or a share of a split producer"),
         Field(
             name="producer",
             type="integer",

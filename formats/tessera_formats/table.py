@@ -8,8 +8,7 @@ file bytes, so it does not change with the Arrow version that wrote the file.
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,6 +128,23 @@ def _check_values(values: pa.ChunkedArray, column: Column, where: str) -> None:
         _raise_first(values, bad, f"must be one of {', '.join(column.choices)}", where)
     if pa.types.is_list(values.type) and pc.list_flatten(values).null_count:
         raise ArtifactError(f"{where}: a list holds an empty element")
+    if values.type == pa.list_(BOX):
+        _check_boxes(pc.list_flatten(values), where)
+
+
+def _check_boxes(boxes: pa.ChunkedArray, where: str) -> None:
+    """Every box has a non-negative start, a positive run, and a positive stride for each positive count."""
+    counts, strides = pc.struct_field(boxes, "counts"), pc.struct_field(boxes, "strides")
+    for name, leaves, lowest in (
+        ("start", pc.struct_field(boxes, "start"), 0),
+        ("run", pc.struct_field(boxes, "run"), 1),
+        ("counts", pc.list_flatten(counts), 1),
+        ("strides", pc.list_flatten(strides), 1),
+    ):
+        if leaves.null_count or pc.any(pc.less(leaves, lowest)).as_py():
+            raise ArtifactError(f"{where}: a box's {name} must be at least {lowest}")
+    if not pc.all(pc.equal(pc.list_value_length(counts), pc.list_value_length(strides)), min_count=0).as_py():
+        raise ArtifactError(f"{where}: a box has more counts than strides, or fewer")
 
 
 def _raise_first(values: pa.ChunkedArray, bad: pa.ChunkedArray, rule: str, where: str) -> None:
@@ -205,16 +221,3 @@ def _hash_array(digest: Any, array: pa.Array | pa.ChunkedArray) -> None:
         filled = pc.fill_null(array, 0)
         values = filled.to_numpy(zero_copy_only=False)
         digest.update(np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<")).tobytes())
-
-
-def is_finite_number(value: object) -> bool:
-    """Whether ``value`` is a real, finite number (booleans are not numbers)."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def columns(*specs: Iterable[Column] | Column) -> tuple[Column, ...]:
-    """Flatten columns and groups of columns that several tables share."""
-    flat: list[Column] = []
-    for spec in specs:
-        flat.extend([spec] if isinstance(spec, Column) else spec)
-    return tuple(flat)

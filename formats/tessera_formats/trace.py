@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tessera_formats.bundle import Bundle, BundleSchema, read_bundle, write_bundle
 from tessera_formats.document import Field, Record
@@ -387,14 +388,22 @@ TRACE_VERSIONS = {
     )
 }
 TRACE = TRACE_VERSIONS[1]
-_DIGESTED = tuple(table.name for table in TRACE.tables)
+_ESTIMATES = {"kernels": ("name", "flops", "read_bytes", "written_bytes"), "buffers": ("real",)}
+"""Columns that say how a program was traced or what it might cost, not what it is: a fake trace and a real one,
+or traces by two versions with other cost formulas, are of the same programs."""
 
 
 def program_digest(tables: Mapping[str, pa.Table], constants: bytes) -> str:
-    """Digest of programs, ops, kernels, buffers, io, weights' init, state, guards and constants."""
+    """Digest of programs, ops, kernels, buffers, io, weights' init, state, guards and constants.
+
+    Left out are estimates (:data:`_ESTIMATES`) and operands that hold for the traced content only.
+    """
     digest = hashlib.sha256(hashlib.sha256(constants).digest())
-    for name in _DIGESTED:
-        digest.update(f"{name}={content_checksum(tables[name])}".encode())
+    for schema in TRACE.tables:
+        table = tables[schema.name].drop_columns(list(_ESTIMATES.get(schema.name, ())))
+        if schema.name == OPERANDS.name:
+            table = table.filter(pc.equal(table["valid_for"], "shapes"))
+        digest.update(f"{schema.name}={content_checksum(table)}".encode())
     return f"sha256:{digest.hexdigest()}"
 
 

@@ -19,6 +19,7 @@ from tessera_formats.workload import read_workload
 
 # Beyond this many requests a file is taken for a slip in a rate or a time, not for a workload.
 REQUESTS_LIMIT = 1_000_000
+# Bits of a double's mantissa: a draw of as many is a uniform number without rounding.
 _MANTISSA = 53
 
 

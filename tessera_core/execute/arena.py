@@ -32,6 +32,7 @@ ALIGNMENT_BYTES = 256
 SPIN_US = 60.0
 """How long an idle worker with a core of its own polls before it sleeps: about what waking up costs."""
 
+# The most that Linux lets an unprivileged process ask for unless told otherwise (fs.pipe-max-size, pipe(7)).
 _PIPE_BYTES = 1 << 20
 _MESSAGE = struct.Struct("<HHIIIII")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tessera_core.adapt.arrivals import Arrival
 from tessera_core.execute.segments import RouteModel
 from tessera_core.execute.simulator import BatchPlan
-from tessera_core.program.guards import check_guards
+from tessera_core.program.guards import check_guards, guarded_inputs
 from tessera_core.program.ir import Trace
 from tessera_formats.errors import InputError
 
@@ -72,8 +72,10 @@ def workload_batches(
     return made
 
 
-def check_requests(trace: Trace, models: Sequence[RouteModel], batches: Sequence[RequestBatch]) -> None:
-    """Raise :class:`GuardError` for the first request that the trace is not valid for."""
+def check_requests(
+    trace: Trace, models: Sequence[RouteModel], batches: Sequence[RequestBatch], seed: int
+) -> None:
+    """Raise :class:`GuardError` for the first request that the trace is not valid for. ``seed``: of the prompts."""
     for item in {(batch.plan.route, batch.plan.iterations): batch for batch in batches}.values():
         model = models[item.plan.route]
         programs = [trace.program(program.name) for program in model.programs]
@@ -82,6 +84,26 @@ def check_requests(trace: Trace, models: Sequence[RouteModel], batches: Sequence
             check_guards(programs[0], prompt_tokens=prompt)
         tokens = item.plan.iterations[-1] + (1 if len(programs) > 1 else 0)
         check_guards(programs[-1], total_tokens=prompt + tokens)
+    for batch in batches:
+        _check_prompts(trace, models[batch.plan.route], batch, seed)
+
+
+def _check_prompts(trace: Trace, model: RouteModel, batch: RequestBatch, seed: int) -> None:
+    """Check the guards on inputs, which are drawn only where there are such guards."""
+    programs = [trace.program(program.name) for program in model.programs]
+    guarded = [program for program in programs if guarded_inputs(program)]
+    if not guarded:
+        return
+    # Here and not above: it needs PyTorch, which a simulation does without.
+    from tessera_core.program.weights import guarded_prompts
+
+    last = batch.first + batch.count - 1
+    rows = [min(batch.first + row, last) for row in range(model.batch)]
+    repeated = len(programs) > 1 or batch.plan.iterations[0] > 1
+    for program in guarded:
+        feeding = programs if program is programs[-1] and repeated else []
+        for prompts in guarded_prompts(trace, program, seed, rows, feeding):
+            check_guards(program, inputs=prompts)
 
 
 def _next_route(models: Sequence[RouteModel], dealt: list[float]) -> int:

@@ -1,28 +1,42 @@
 """What one slot of a route holds on one device: its memory, its receive regions, and how work changes them.
 
-Weights and constants are shared between the lanes of a device; everything else belongs to one lane. A received
-buffer that nothing here writes is the region itself, without a copy.
+Weights and constants are shared between the lanes of a device; everything else belongs to one lane. Where a
+buffer lives here follows one rule:
+
+* what an op here allocates lives from that op to its last use in the iteration, then it is released,
+* a buffer that is received once and has no other content here is the receive region itself, without a copy,
+* any other (state, inputs, what was allocated elsewhere and is written here too) has a storage of its own,
+  bound from the start.
+
+Receives of the first and last kind are copied in when the segment that waits for them starts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from tessera_core.execute.arena import ArenaLayout
 from tessera_core.execute.dispatch import Landing, Progress
-from tessera_core.execute.feeds import kernel_buffers, last_writer
-from tessera_core.execute.segments import RouteModel, Segment
+from tessera_core.execute.feeds import (
+    born_buffers,
+    kernel_buffers,
+    last_uses,
+    prompted_inputs,
+    renewed_inputs,
+    taken_after,
+)
+from tessera_core.execute.segments import RouteModel, RouteProgram, Segment
 from tessera_core.program.boxes import Box
 from tessera_core.program.generate import move_state
 from tessera_core.program.ir import IoBinding, Program, Trace
 from tessera_core.program.memory import Memory, view_of
-from tessera_core.program.replay import KernelRunner
-from tessera_core.program.weights import initial_state, materialise_weights, random_inputs
+from tessera_core.program.replay import KernelRunner, local_buffers
+from tessera_core.program.weights import fill, materialise_weights, random_inputs
 
 Runners = Mapping[tuple[int, int], tuple[KernelRunner, ...]]
 """The kernels of each (program, segment index) of a route on one device."""
@@ -37,7 +51,6 @@ class LaneMemory:
         model: RouteModel,
         device: str,
         shared: Mapping[int, torch.UntypedStorage],
-        pristine: Mapping[int, torch.UntypedStorage],
         regions: Mapping[int, torch.UntypedStorage],
         runners: Runners,
         seed: int,
@@ -45,24 +58,39 @@ class LaneMemory:
         self.model = model
         self.batch = -1
         self._trace, self._seed, self._runners, self._regions = trace, seed, runners, regions
-        self._pristine = pristine
         self._programs = [trace.program(item.name) for item in model.programs]
         self._schedule: tuple[int, ...] = ()
         self._requests: list[int] = []
         self._tokens: dict[int, list[int]] = {}
         self._digests: dict[str, str] = {}
         used = _used_buffers(trace, model, device)
-        bound, copied, rebound = _receive_modes(trace, model, device)
-        self._copied, self._rebound = copied, rebound
-        self._memory = Memory(trace, fixed=(*bound, *copied))
+        zero_copy = {
+            move.transfer.buffer: move.index
+            for move in model.transfers
+            if move.transfer.destination == device and move.used and not move.copied
+        }
+        born = set().union(
+            *(
+                born_buffers(trace, program, _kernels(item.segments.get(device, ())))
+                for program, item in zip(self._programs, model.programs, strict=True)
+            )
+        )
+        self._memory = Memory(trace)
         for buffer in sorted(used):
             kind = trace.buffers[buffer].kind
             if kind in ("weight", "constant"):
                 self._memory.bind(buffer, shared[buffer])
-            elif kind in ("state", "input") or buffer in copied:
+            elif buffer in zero_copy:
+                self._memory.bind(buffer, regions[zero_copy[buffer]])
+            elif kind in ("state", "input") or buffer not in born:
                 self._memory.bind(buffer, _zeros(trace.buffers[buffer].bytes))
-        for buffer, transfer in bound.items():
-            self._memory.bind(buffer, regions[transfer])
+        self._spent = [
+            _spent(trace, program, item.segments.get(device, ()))
+            for program, item in zip(self._programs, model.programs, strict=True)
+        ]
+        indices = range(len(self._programs))
+        self._prompted = [prompted_inputs(self._programs, index) for index in indices]
+        self._renewed = [renewed_inputs(trace, self._programs, index) for index in indices]
         self._states = [
             {
                 name: trace.tensors[binding.tensor].buffer
@@ -79,8 +107,8 @@ class LaneMemory:
             }
             for program in self._programs
         ]
-        self._made_here = [
-            _outputs_made(trace, program, item.segments.get(device, ()))
+        self._taken_here = [
+            _outputs_taken(trace, program, item.segments.get(device, ()))
             for program, item in zip(self._programs, model.programs, strict=True)
         ]
 
@@ -89,10 +117,9 @@ class LaneMemory:
         self.start(-1, list(range(self.model.batch)), range(len(self._programs)))
         for program in range(len(self._programs)):
             self._prompt(program, 0)
-        for transfer in self._rebound:
-            self.receive(transfer)
         for program, segment in self._runners:
             self.compute(program, segment)
+            self._release(program, segment)
 
     def start(self, batch: int, requests: Sequence[int], schedule: Sequence[int]) -> None:
         """A batch enters: fresh state, prompts in place. ``requests``: one id per row of the slot."""
@@ -100,16 +127,16 @@ class LaneMemory:
         self._tokens, self._digests = {}, {}
         for program in dict.fromkeys(self._schedule):
             self._reset(program)
-            if program == self._schedule[0] or not self.model.programs[program - 1].feeds:
-                self._prompt(program, 0)
+            first = program == self._schedule[0]
+            self._prompt(program, 0, None if first else self._prompted[program])
 
     def receive(self, transfer: int) -> None:
         """Make an arrived transfer the content of its buffer."""
-        move = self.model.transfers[transfer].transfer
-        if transfer in self._rebound:
-            self._memory.bind(move.buffer, self._regions[transfer])
-        elif move.buffer in self._copied:
-            _copy(self._regions[transfer], self._memory.storage(move.buffer), move.boxes, move.bytes)
+        item = self.model.transfers[transfer]
+        if item.copied:
+            move = item.transfer
+            size = self._trace.buffers[move.buffer].bytes
+            _copy(self._regions[transfer], self._memory.storage(move.buffer), move.boxes, size)
 
     def compute(self, program: int, segment: int) -> None:
         """Run the kernels of a segment."""
@@ -129,14 +156,19 @@ class LaneMemory:
         return self.model.transfers[transfer].transfer.source
 
     def collect(self, program: int, segment: int, iteration: int) -> None:
-        """Keep the tokens that a segment has made, and the digests of the batch's final outputs."""
-        for binding in self._made_here[program].get(segment, ()):
+        """End a segment: keep the tokens and final outputs that it has made, release what it sent last."""
+        for binding in self._taken_here[program].get(segment, ()):
             value = self._memory.view(binding.tensor)
             tokens = token_values(binding, value)
             if tokens is not None:
                 self._tokens[iteration] = tokens
             if iteration == len(self._schedule) - 1:
                 self._digests[binding.name] = output_digest(value)
+        self._release(program, segment)
+
+    def _release(self, program: int, segment: int) -> None:
+        for buffer in self._spent[program].get(segment, ()):
+            self._memory.release(buffer)
 
     def carry_out(self, progress: Progress) -> tuple[list[tuple[int, int, int, int, int]], tuple[int, ...]]:
         """Do what an event led to; gives moves (iteration, program, bytes, start and end in ns) and freed regions.
@@ -174,6 +206,7 @@ class LaneMemory:
         """Hand state on to the next phase and prepare the program's next iteration; gives the bytes moved."""
         target = self.model.programs[program].target
         if target == program:
+            self._prompt(program, 0, self._renewed[program])
             return 0
         moved = 0
         first = self._first_row(program, iteration)
@@ -199,17 +232,26 @@ class LaneMemory:
         return (iteration - self._schedule.index(program)) * self._programs[program].batch
 
     def _reset(self, program: int) -> None:
+        """Make state fresh, in place: a copy to take it from would cost as much memory again."""
+        families = {family.name: family.init for family in self._trace.states}
+        bindings = self._programs[program].bindings("state")
         for buffer in self._states[program].values():
             size = self._trace.buffers[buffer].bytes
-            _copy(self._pristine[buffer], self._memory.storage(buffer), None, size)
+            _bytes(self._memory.storage(buffer), size).zero_()
+        for name in self._states[program]:
+            if families[name].get("kind") != "zeros":
+                value = self._memory.view(bindings[name].tensor)
+                fill(value, f"state:{name}", families[name], int(self._trace.info["seed"]))
 
-    def _prompt(self, program: int, first: int) -> None:
-        if self._inputs[program]:
+    def _prompt(self, program: int, first: int, names: Collection[str] | None = None) -> None:
+        """Put the prompts of the requests from ``first`` on into inputs (None: all that are here)."""
+        here = {name: t for name, t in self._inputs[program].items() if names is None or name in names}
+        if here:
             record = self._programs[program]
             values = random_inputs(
                 self._trace, record, self._seed, self._requests[first : first + record.batch]
             )
-            for name, tensor in self._inputs[program].items():
+            for name, tensor in here.items():
                 self._memory.view(tensor).copy_(values[name])
 
 
@@ -232,19 +274,12 @@ def build_lanes(
         weights_file,
         trusted,
     )
-    pristine: dict[int, torch.UntypedStorage] = {}
-    for name in dict.fromkeys(program.name for model in models for program in model.programs):
-        fresh = initial_state(trace, trace.program(name))
-        pristine |= {buffer: storage for buffer, storage in fresh.items() if buffer in used}
     lanes: list[LaneMemory] = []
     for model in models:
         runners = {
-            (program.index, segment.index): tuple(
-                KernelRunner(trace, trace.program(program.name), kernel, trusted)
-                for kernel in segment.kernels
-            )
-            for program in model.programs
-            for segment in program.segments.get(device, ())
+            (item.index, segment.index): segment_runners
+            for item in model.programs
+            for segment, segment_runners in _runners(trace, item, device, trusted)
         }
         for _ in range(model.slots):
             regions = {
@@ -254,7 +289,7 @@ def build_lanes(
                 for (lane, transfer), (offset, size) in layout.regions.items()
                 if lane == len(lanes) and size
             }
-            lanes.append(LaneMemory(trace, model, device, shared, pristine, regions, runners, seed))
+            lanes.append(LaneMemory(trace, model, device, shared, regions, runners, seed))
     return lanes
 
 
@@ -271,59 +306,61 @@ def token_values(binding: IoBinding, value: torch.Tensor) -> list[int] | None:
     return [int(token) for token in value.flatten().tolist()]
 
 
+def _kernels(segments: Sequence[Segment]) -> frozenset[int]:
+    return frozenset(kernel for segment in segments for kernel in segment.kernels)
+
+
 def _used_buffers(trace: Trace, model: RouteModel, device: str) -> set[int]:
+    """The buffers that kernels here touch, and those of outputs that are taken here."""
     used: set[int] = set()
     for item in model.programs:
-        buffers = kernel_buffers(trace, trace.program(item.name))
-        for segment in item.segments.get(device, ()):
-            used.update(*(buffers[kernel] for kernel in segment.kernels))
+        program = trace.program(item.name)
+        buffers, here = kernel_buffers(trace, program), _kernels(item.segments.get(device, ()))
+        used.update(*(buffers[kernel] for kernel in here))
+        for binding in program.bindings("output").values():
+            buffer = trace.tensors[binding.tensor].buffer
+            if taken_after(trace, program, buffer) in here:
+                used.add(buffer)
     return used
 
 
-def _receive_modes(
-    trace: Trace, model: RouteModel, device: str
-) -> tuple[dict[int, int], frozenset[int], frozenset[int]]:
-    """How received buffers land: bound for good (buffer -> transfer), copied (buffers), rebound (transfers).
-
-    One whole transfer of a buffer that nothing here writes is bound once. Several whole ones are rebound as
-    they arrive; boxes are copied into a storage of the device's own.
-    """
-    written: set[int] = set()
-    for item in model.programs:
-        program = trace.program(item.name)
-        here = {kernel for segment in item.segments.get(device, ()) for kernel in segment.kernels}
-        for op in program.ops:
-            if op.kernel in here:
-                targets = (*op.outputs, *(o.tensor for o in op.operands if o.mode == "write"))
-                written.update(trace.tensors[tensor].buffer for tensor in targets)
-    arriving: dict[int, list[int]] = {}
-    for move in model.transfers:
-        if move.used and move.transfer.destination == device:
-            arriving.setdefault(move.transfer.buffer, []).append(move.index)
-    bound: dict[int, int] = {}
-    copied: set[int] = set()
-    rebound: set[int] = set()
-    for buffer, transfers in arriving.items():
-        if len(transfers) == 1 and buffer not in written:
-            bound[buffer] = transfers[0]
-        elif all(model.transfers[t].transfer.boxes is None for t in transfers):
-            rebound.update(transfers)
-        else:
-            copied.add(buffer)
-    return bound, frozenset(copied), frozenset(rebound)
+def _runners(
+    trace: Trace, item: RouteProgram, device: str, trusted: bool
+) -> Iterator[tuple[Segment, tuple[KernelRunner, ...]]]:
+    """The kernels of each segment; each releases what nothing here needs after it."""
+    program, segments = trace.program(item.name), item.segments.get(device, ())
+    inner = local_buffers(trace, program)
+    last = last_uses(trace, program, _kernels(segments))
+    for segment in segments:
+        runners = []
+        for kernel in segment.kernels:
+            # What the segment's last kernel used last may have to be sent: it is released after that.
+            over = [] if kernel == segment.kernels[-1] else [b for b, user in last.items() if user == kernel]
+            done = dict.fromkeys([*inner[kernel], *over])
+            runners.append(KernelRunner(trace, program, kernel, trusted, local=tuple(done)))
+        yield segment, tuple(runners)
 
 
-def _outputs_made(
+def _spent(trace: Trace, program: Program, segments: Sequence[Segment]) -> dict[int, tuple[int, ...]]:
+    """By segment: the buffers that nothing here needs once its sends have left."""
+    last = last_uses(trace, program, _kernels(segments))
+    return {
+        segment.index: tuple(b for b, user in last.items() if user == segment.kernels[-1])
+        for segment in segments
+    }
+
+
+def _outputs_taken(
     trace: Trace, program: Program, segments: Sequence[Segment]
 ) -> dict[int, tuple[IoBinding, ...]]:
-    """The outputs whose last writer lies in each segment."""
-    made: dict[int, tuple[IoBinding, ...]] = {}
+    """The outputs whose value is there at the end of each segment."""
+    taken: dict[int, tuple[IoBinding, ...]] = {}
     place = {kernel: segment.index for segment in segments for kernel in segment.kernels}
     for binding in program.bindings("output").values():
-        writer = last_writer(trace, program, trace.tensors[binding.tensor].buffer)
-        if writer in place:
-            made[place[writer]] = (*made.get(place[writer], ()), binding)
-    return made
+        kernel = taken_after(trace, program, trace.tensors[binding.tensor].buffer)
+        if kernel in place:
+            taken[place[kernel]] = (*taken.get(place[kernel], ()), binding)
+    return taken
 
 
 def _zeros(size: int) -> torch.UntypedStorage:

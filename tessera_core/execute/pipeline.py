@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -43,6 +44,9 @@ LOSS_SECONDS = 2.0
 READY_SECONDS = 180.0
 """How long workers may take to import PyTorch, build weights and warm up."""
 
+_TIMEVAL = struct.Struct("@ll")
+"""Seconds and microseconds, as socket(7) takes them."""
+
 _COMMAND = "import sys; from tessera_core.execute.worker import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -62,7 +66,7 @@ class Outcome:
 
     ``tokens``: batch -> iteration -> token of each row; ``digests``: batch -> sha256 of final outputs by name.
     ``finished``: end of each finished batch in us. ``lanes``: batch -> slot. ``lost``: device and how; empty:
-    none. Times count from the start of the run.
+    none. ``error``: what a worker refused, where it is the user's to mend. Times count from the start of the run.
     """
 
     spans: list[Span] = field(default_factory=list)
@@ -71,6 +75,7 @@ class Outcome:
     finished: dict[int, float] = field(default_factory=dict)
     lanes: dict[int, int] = field(default_factory=dict)
     lost: str = ""
+    error: TesseraError | None = None
 
 
 class Pipeline:
@@ -86,6 +91,7 @@ class Pipeline:
         self._controls: dict[str, Connection] = {}
         self._inboxes: dict[str, int] = {}
         self._failures: dict[str, str] = {}
+        self._refusal: TesseraError | None = None
         self._lanes = [(route, slot) for route, model in enumerate(models) for slot in range(model.slots)]
         for model in models:
             if len(model.programs) > 2:
@@ -111,9 +117,9 @@ class Pipeline:
         return {device: process.pid for device, process in self._processes.items()}
 
     def run(self, batches: Sequence[RequestBatch]) -> Outcome:
-        """Run batches to their end; a lost worker ends the run early and is named in the outcome.
+        """Run batches to their end; a lost worker, or one that refuses to go on, ends the run early.
 
-        Raises the worker's own error where it met one that the user can mend.
+        The outcome then names it (and holds its own error), with the batches that had finished.
         """
         outcome = Outcome()
         origin = time.monotonic_ns()
@@ -144,7 +150,7 @@ class Pipeline:
                     idle[self._lanes[report.lane][0]].append(report.lane)
                     self._progress(f"batch {report.batch} finished")
             if lost:
-                outcome.lost = self._loss()
+                outcome.lost, outcome.error = self._loss(), self._refusal
                 return outcome
         return outcome
 
@@ -219,10 +225,8 @@ class Pipeline:
         if isinstance(found, BatchReport):
             return found
         _, name, reason = found
-        kind = getattr(errors, name, None)
-        if isinstance(kind, type) and issubclass(kind, TesseraError):
-            raise kind(reason)
         self._failures[device] = f"failed: {name}: {reason}"
+        self._refusal = self._refusal or _own_error(name, reason)
         return None
 
     def _loss(self) -> str:
@@ -251,7 +255,10 @@ class Pipeline:
             # Only now, because a specification may be larger than what a socket takes unread.
             for device in self._devices:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its end is found below
-                    self._controls[device].send(self._specification(device, reads[device], layout, arena))
+                    try:
+                        self._controls[device].send(self._specification(device, reads[device], layout, arena))
+                    except BlockingIOError:
+                        raise _not_ready(device) from None
         finally:
             os.close(arena)
             for descriptor in reads.values():
@@ -259,24 +266,21 @@ class Pipeline:
         limit = time.monotonic() + READY_SECONDS
         for device, control in self._controls.items():
             if not control.poll(max(0.0, limit - time.monotonic())):
-                raise DeviceLostError(
-                    f"run: the worker of {device} was not ready within {READY_SECONDS:.0f} s; "
-                    "see whether the machine is overloaded, then run again"
-                )
+                raise _not_ready(device)
             try:
                 found = control.recv()
             except (EOFError, ConnectionResetError):
                 raise DeviceLostError(f"run: {self._loss()} before it was ready; run again") from None
             if found[0] == "failed":
-                kind = getattr(errors, found[1], None)
-                if isinstance(kind, type) and issubclass(kind, TesseraError):
-                    raise kind(found[2])
-                raise DeviceLostError(
+                raise _own_error(found[1], found[2]) or DeviceLostError(
                     f"run: the worker of {device} failed: {found[1]}: {found[2]}; run again"
                 )
 
     def _launch(self, device: str, inbox: int, arena: int) -> None:
         ours, theirs = socket.socketpair()
+        # A worker that does not read must not hold the run up for ever: a send then fails.
+        limit = _TIMEVAL.pack(int(READY_SECONDS), int(READY_SECONDS % 1 * 1e6))
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         with theirs:
             self._processes[device] = subprocess.Popen(
                 [sys.executable, "-P", "-c", _COMMAND, str(theirs.fileno())],
@@ -323,3 +327,16 @@ class Pipeline:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _own_error(name: str, reason: str) -> TesseraError | None:
+    """A worker's error as itself where it is one that the user can mend."""
+    kind = getattr(errors, name, None)
+    return kind(reason) if isinstance(kind, type) and issubclass(kind, TesseraError) else None
+
+
+def _not_ready(device: str) -> DeviceLostError:
+    return DeviceLostError(
+        f"run: the worker of {device} was not ready within {READY_SECONDS:.0f} s; "
+        "see whether the machine is overloaded, then run again"
+    )

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from tessera_core.execute.batches import RequestBatch
+from tessera_core.execute.feeds import renewed_inputs
 from tessera_core.execute.lane import output_digest, token_values
 from tessera_core.execute.pipeline import Outcome
 from tessera_core.execute.segments import RouteModel
@@ -34,6 +35,7 @@ class Reference:
     ) -> None:
         self._trace, self._seed = trace, seed
         self._programs = [trace.program(program.name) for program in model.programs]
+        self._renewed = renewed_inputs(trace, self._programs, len(self._programs) - 1)
         self._runners = [ProgramRunner(trace, program, trusted) for program in self._programs]
         needed = {buffer for program in self._programs for buffer in shared_buffers(trace, program)}
         self._weights = materialise_weights(trace, needed, weights_file, trusted)
@@ -44,15 +46,15 @@ class Reference:
         tokens: dict[int, list[int]] = {}
         digests: dict[str, str] = {}
         final = self._programs[-1]
-        slot = new_memory(trace, final, self._weights, {})
+        # What nothing feeds holds the prompt; what the program before feeds is overwritten.
+        prompt = random_inputs(trace, final, self._seed, requests)
+        slot = new_memory(trace, final, self._weights, prompt)
         row = 0
         for iteration, index in enumerate(schedule):
             program, memory = self._programs[index], slot
-            if program is not final or iteration == 0:
+            if program is not final:
                 inputs = random_inputs(trace, program, self._seed, requests[row : row + program.batch])
                 memory = new_memory(trace, program, self._weights, inputs)
-            if program is final and iteration == 0:
-                slot = memory
             self._runners[index](memory)
             for binding in program.bindings("output").values():
                 values = token_values(binding, memory.view(binding.tensor))
@@ -65,6 +67,8 @@ class Reference:
                 }
             elif program is final:
                 feed_outputs(program, memory, program, memory, 0)
+                for name in self._renewed:
+                    memory.view(program.bindings("input")[name].tensor).copy_(prompt[name])
             else:
                 move_state(trace, program, memory, final, slot, row)
                 feed_outputs(program, memory, final, slot, row)

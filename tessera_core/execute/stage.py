@@ -56,13 +56,14 @@ class RunStage:
 
         Raises OriginError for artifacts of different programs, InputError for hardware that is not there,
         GuardError for requests outside the trace; nothing is written then. Raises DeviceLostError for a lost
-        worker and VerificationError for different outputs, after the artifact has been written.
+        worker, the error of one that could not go on, and VerificationError for different outputs, after the
+        artifact has been written.
         """
         placed, record = load_plan(plan), load_trace(trace)
         self._check_artifacts(placed, plan, record, trace, deps)
         models = plan_routes(placed, record)
         batches, seed = self._batches(models)
-        check_requests(record, models, batches)
+        check_requests(record, models, batches, seed)
         if self.backend == "simulate":
             if self.verify:
                 raise InputError("run: a simulation makes no outputs; drop --verify or --backend simulate")
@@ -95,7 +96,8 @@ class RunStage:
         )
         facts = result.write(output)
         if outcome.lost:
-            raise DeviceLostError(_loss(outcome, batches, output))
+            message = _loss(outcome, batches, output)
+            raise DeviceLostError(message) if outcome.error is None else type(outcome.error)(message)
         if different:
             raise VerificationError(
                 f"run: {len(different)} of {len(batches)} batches differ from the unpartitioned program "

@@ -16,6 +16,8 @@ from tessera_formats.cluster import cluster_digest, read_cluster
 from tessera_formats.errors import InputError
 
 GIGABYTE = 1_000_000_000
+"""Bytes; memory is stated in multiples of it."""
+
 BITS_PER_BYTE_MICROSECOND = 8e-3
 """Bytes times this, over Gbit/s, are microseconds."""
 

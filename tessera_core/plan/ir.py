@@ -10,6 +10,7 @@ from typing import Any
 
 from tessera_core.program.boxes import Box
 from tessera_core.program.store import boxes_from_rows, boxes_to_rows
+from tessera_formats.deps import WHOLE
 from tessera_formats.document import document_checksum
 from tessera_formats.plan import read_plan, write_plan
 
@@ -67,6 +68,7 @@ class Transfer:
     boxes: tuple[Box, ...] | None
     combine: str
     time_us: float
+    part: str = WHOLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

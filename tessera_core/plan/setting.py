@@ -18,6 +18,9 @@ from tessera_core.profile.times import Condition
 from tessera_core.program.ir import Program
 from tessera_formats.errors import InputError
 
+DEFAULT_OUTPUT_TOKENS = 32
+"""Tokens that a request is planned to generate where neither the user nor the cache's room says otherwise."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
@@ -38,7 +41,7 @@ class Setting:
 
     origin: Origin
     in_flight: int | None
-    output_tokens: int
+    output_tokens: int | None
 
     @cached_property
     def choices(self) -> tuple[Choice, ...]:
@@ -73,10 +76,20 @@ class Setting:
         )
 
 
-def route_choices(origin: Origin, output_tokens: int) -> tuple[Choice, ...]:
+def usual_tokens(prefill: Program, decode: Program) -> int:
+    """Tokens that a request is planned to generate where the user doesn't say: what the cache holds beside the
+    prompt, up to :data:`DEFAULT_OUTPUT_TOKENS`; that many too where it holds none, since such a trace is for
+    planning alone.
+    """
+    room = decode.context - prefill.context
+    return min(room, DEFAULT_OUTPUT_TOKENS) if room > 0 else DEFAULT_OUTPUT_TOKENS
+
+
+def route_choices(origin: Origin, output_tokens: int | None) -> tuple[Choice, ...]:
     """Pairs of prefill and decode programs that fit together, or single programs of the only phase.
 
-    Of several contexts of a phase the largest is used: other contexts are other work, not other plans.
+    ``output_tokens``: tokens that each request generates; None: :func:`usual_tokens`. Of several contexts of a
+    phase the largest is used: other contexts are other work, not other plans.
     """
     by_phase: dict[str, list[Program]] = {}
     for program in origin.trace.programs:
@@ -101,7 +114,7 @@ def route_choices(origin: Origin, output_tokens: int) -> tuple[Choice, ...]:
     pairs = tuple(
         Choice(
             needs=(needs[prefill.id], needs[decode.id]),
-            rates=(decode.batch // prefill.batch, max(output_tokens - 1, 0)),
+            rates=(decode.batch // prefill.batch, (output_tokens or usual_tokens(prefill, decode)) - 1),
         )
         for decode in largest["decode"]
         for prefill in largest["prefill"]

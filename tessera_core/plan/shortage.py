@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tessera_core.plan.problem import Problem
 
 GIGABYTE = 1e9
+"""Bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

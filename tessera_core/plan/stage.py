@@ -21,7 +21,6 @@ from tessera_core.report.facts import Facts, FactTable
 from tessera_formats.errors import InputError
 from tessera_formats.trace import check_same_program
 
-DEFAULT_OUTPUT_TOKENS = 32
 INTERVAL_COLUMNS = ("route", "program", "resource_us", "latency_us", "interval_us", "simulated_us")
 MEMORY_COLUMNS = ("device", "weight_bytes", "state_bytes", "activation_bytes", "capacity_bytes")
 
@@ -36,13 +35,14 @@ class PartitionStage:
 
     ``policy``: throughput or latency. ``strategy``: one of :data:`tessera_formats.plan.STRATEGIES`.
     ``in_flight``: batches in flight over all routes; None: each strategy chooses. ``output_tokens``: tokens
-    that a request generates, which weighs decode against prefill.
+    that a request generates, which weighs decode against prefill; None:
+    :func:`tessera_core.plan.setting.usual_tokens`.
     """
 
     policy: str = "throughput"
     strategy: str = "auto"
     in_flight: int | None = None
-    output_tokens: int = DEFAULT_OUTPUT_TOKENS
+    output_tokens: int | None = None
 
     def run(
         self,
@@ -60,7 +60,7 @@ class PartitionStage:
         """
         if self.in_flight is not None and self.in_flight < 1:
             raise InputError(f"--in-flight {self.in_flight}: at least one batch must be in flight")
-        if self.output_tokens < 1:
+        if self.output_tokens is not None and self.output_tokens < 1:
             raise InputError(f"--output-tokens {self.output_tokens}: at least one token must be generated")
         progress("reading artifacts")
         times = load_profiles(profiles)

@@ -31,12 +31,15 @@ REGIONS = 4
 """Regions used in turn, one for each slot of a pipeline."""
 
 LEAST_ROUNDS = 20
+"""Messages of each size, even where the budget is over before: enough for a median."""
+
 TRANSPORT = "shared-memory"
 
 # Between two messages the sender stays off the link this long: an idle receiver has gone to sleep by then, so
 # that waking it is part of the latency.
 _PAUSE_S = 2 * SPIN_US * 1e-6
 
+# Messages read and written to time a busy end; a few milliseconds in all.
 _READS = 2_000
 
 

@@ -21,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera_core.devices.cpu import CpuDevice
-from tessera_core.profile.times import WHOLE, Condition, TimeRow
+from tessera_core.profile.times import Condition, TimeRow
 from tessera_core.program.ir import Kernel, Trace
 from tessera_core.program.store import load_trace
 from tessera_formats import errors
+from tessera_formats.deps import WHOLE
 from tessera_formats.errors import DeviceLostError, TesseraError
 
 ENOUGH_SHARE = 0.1
@@ -35,6 +36,8 @@ BLOCKS = 20
 """An interval is taken over medians of this many stretches of time, so that it shows slow drift as well."""
 
 CONFIDENCE = 0.9
+"""Of the intervals that profiles state."""
+
 SEED = 20_261_201
 """Of inputs and state; times don't depend on which values they are, as long as they are ordinary."""
 

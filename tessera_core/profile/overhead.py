@@ -23,7 +23,12 @@ SegmentLoop = Callable[[int], None]
 """Passes through that many segments without kernels. Must be a module's function, as it runs in a new process."""
 
 SEGMENTS = 2_000
+"""Segments of one pass: long enough that the clock's own cost and resolution vanish."""
+
 REPEATS = 9
+"""Passes, of which the median counts."""
+
+# Slots of the empty route, as many as a usual plan has in flight.
 _LANES = 4
 
 

@@ -28,6 +28,8 @@ STATE_BYTES_LIMIT = 1 << 30
 """All slots of a program together stay below this, as long as one does."""
 
 WARM_UP_ITERATIONS = 3
+"""Not timed: the first ones allocate and touch memory for the first time."""
+
 LEAST_ITERATIONS = 5
 """Timed even where the budget is over before."""
 

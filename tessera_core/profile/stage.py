@@ -15,10 +15,11 @@ from tessera_core.devices.cpu import CpuDevice, cpu_device, processor_name, usab
 from tessera_core.devices.modelled import ModelledDevice
 from tessera_core.profile.catalogue import DeviceType, catalogue
 from tessera_core.profile.roofline import modelled_time
-from tessera_core.profile.times import WHOLE, DeviceRow, LinkRow, TimeRow, fields_of
+from tessera_core.profile.times import DeviceRow, LinkRow, TimeRow, fields_of
 from tessera_core.program.ir import Kernel, Trace
 from tessera_core.program.store import load_trace
 from tessera_core.report.facts import Facts, FactTable
+from tessera_formats.deps import WHOLE
 from tessera_formats.errors import InputError
 from tessera_formats.profile import SOURCES, TIMES, write_profile
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tessera_formats.artifact import TableArtifact
+from tessera_formats.deps import WHOLE
 from tessera_formats.document import document_checksum
 from tessera_formats.errors import InputError
 from tessera_formats.profile import CACHES, CONDITIONS, SOURCES, read_profile
@@ -19,7 +20,6 @@ from tessera_formats.trace import check_same_program
 
 Condition = Literal["alone", "beside"]
 Source = Literal["measured", "silicon", "modelled"]
-WHOLE = "whole"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

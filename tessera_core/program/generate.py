@@ -14,13 +14,14 @@ from tessera_core.program.guards import check_guards
 from tessera_core.program.ir import Program, Trace
 from tessera_core.program.memory import Memory
 from tessera_core.program.replay import ProgramRunner
-from tessera_core.program.weights import initial_state, materialise_weights, random_inputs
+from tessera_core.program.weights import guarded_prompts, initial_state, materialise_weights, random_inputs
 from tessera_formats.errors import InputError
 
 
 def shared_buffers(trace: Trace, program: Program) -> list[int]:
-    """Weight and constant buffers that a program reads, ascending."""
+    """Weight and constant buffers that a program reads or gives out, ascending."""
     read = {trace.tensors[tensor].buffer for op in program.ops for tensor in op.inputs}
+    read |= {trace.tensors[binding.tensor].buffer for binding in program.io}
     return sorted(buffer for buffer in read if trace.buffers[buffer].kind in ("weight", "constant"))
 
 
@@ -113,8 +114,9 @@ def generate(
     """Greedy tokens of ``requests`` by the unpartitioned programs, int64 (requests, output_tokens).
 
     The first token of a request comes from its prefill, each further one from a decode iteration. Requests
-    run in batches of ``decode.batch``; a last batch that is short is filled up with its last request. Prompts
-    come from :func:`random_inputs` with ``seed``. ``weights``: storages by buffer, else materialised here.
+    run in batches of ``decode.batch``; a last batch that is short is filled up with its last request. Prompts,
+    and what nothing feeds, come from :func:`random_inputs` with ``seed``. ``weights``: storages by buffer,
+    else materialised here.
     """
     if not requests or output_tokens < 1:
         raise InputError("generation needs at least one request and one output token")
@@ -124,14 +126,21 @@ def generate(
         )
     check_guards(prefill, prompt_tokens=prefill.context)
     check_guards(decode, total_tokens=prefill.context + output_tokens)
+    for batch in _batches(requests, decode.batch):
+        for prompts in guarded_prompts(trace, prefill, seed, batch, ()):
+            check_guards(prefill, inputs=prompts)
+        for prompts in guarded_prompts(trace, decode, seed, batch, (prefill, decode)):
+            check_guards(decode, inputs=prompts)
     if weights is None:
         needed = {*shared_buffers(trace, prefill), *shared_buffers(trace, decode)}
         weights = materialise_weights(trace, needed, weights_file, trusted)
     first, step = ProgramRunner(trace, prefill, trusted), ProgramRunner(trace, decode, trusted)
     token = decode.bindings("output")[output].tensor
+    fed = {o.feeds for program in (prefill, decode) for o in program.bindings("output").values()}
     results: list[torch.Tensor] = []
     for batch in _batches(requests, decode.batch):
-        slot = new_memory(trace, decode, weights, {})
+        prompt = random_inputs(trace, decode, seed, batch)
+        slot = new_memory(trace, decode, weights, prompt)
         for row in range(0, decode.batch, prefill.batch):
             inputs = random_inputs(trace, prefill, seed, batch[row : row + prefill.batch])
             memory = new_memory(trace, prefill, weights, inputs)
@@ -144,6 +153,8 @@ def generate(
             step(slot)
             tokens.append(slot.view(token).clone())
             feed_outputs(decode, slot, decode, slot, 0)
+            for name in prompt.keys() - fed:
+                slot.view(decode.bindings("input")[name].tensor).copy_(prompt[name])
         results.append(torch.cat(tokens, dim=1))
     return torch.cat(results)[: len(requests)]
 

@@ -63,7 +63,8 @@ def resolve_operator(target: str, *, trusted: bool = False) -> torch._ops.OpOver
 def _touches_more_than_tensors(name: str, overload: torch._ops.OpOverload) -> bool:
     if name in _REFUSED_NAMES:
         return True
-    if not overload._schema.returns:
+    written = any(a.alias_info is not None and a.alias_info.is_write for a in overload._schema.arguments)
+    if not overload._schema.returns and not written:
         return True
     return any(
         "str" in str(argument.type) and argument.name not in _TEXT_ARGUMENTS

@@ -7,7 +7,7 @@ order, and gets what the tracer got: tracing and running both go through :func:`
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as load_safetensors
 from torch._guards import detect_fake_mode
 
+from tessera_core.program.guards import guarded_inputs
 from tessera_core.program.ir import Program, TensorRef, Trace, Weight
 from tessera_core.program.memory import allocate, view_of
 from tessera_core.program.user_code import factory_weights
@@ -102,8 +103,9 @@ def materialise_weights(
         loaded = _read_weights(trace, named, Path(weights_file))
     rest = [weight for weight in named if weight.name not in loaded]
     made = factory_weights(trace, [w.name for w in rest if w.init.get("kind") == "factory"], trusted)
-    covered = {weight.buffer for weight in named if weight.init.get("kind") != "constant"}
-    _fill_constants(trace, {b: s for b, s in storages.items() if b not in covered})
+    recorded = {buffer for buffer in wanted if trace.buffers[buffer].kind == "constant"}
+    recorded |= {weight.buffer for weight in rest if weight.init.get("kind") == "constant"}
+    _fill_recorded(trace, storages, recorded)
     for weight in named:
         target = view_of(storages[weight.buffer], trace.tensors[weight.tensor])
         value = loaded.get(weight.name, made.get(weight.name))
@@ -160,6 +162,21 @@ def random_inputs(
     return inputs
 
 
+def guarded_prompts(
+    trace: Trace, program: Program, seed: int, requests: Sequence[int], feeding: Sequence[Program]
+) -> Iterator[dict[str, list[int]]]:
+    """For each batch of ``requests``, the flattened elements of the inputs that guards of ``program`` look at.
+
+    The values that :func:`random_inputs` gives. ``feeding``: the programs whose outputs become inputs of this one;
+    such an input has no value before the requests start, and is left out. Nothing is drawn where no guard looks.
+    """
+    names = guarded_inputs(program)
+    fed = {binding.feeds for source in feeding for binding in source.bindings("output").values()}
+    for row in range(0, len(requests) if names else 0, program.batch):
+        inputs = random_inputs(trace, program, seed, requests[row : row + program.batch])
+        yield {name: inputs[name].flatten().tolist() for name in sorted((names & inputs.keys()) - fed)}
+
+
 def _index_limit(trace: Trace, program: Program, buffer: int) -> int:
     """Rows of the smallest table that an embedding looks up with the input; 2 where there is none."""
     limits = [
@@ -172,15 +189,21 @@ def _index_limit(trace: Trace, program: Program, buffer: int) -> int:
     return min(limits, default=2)
 
 
-def _fill_constants(trace: Trace, storages: Mapping[int, torch.UntypedStorage]) -> None:
-    if not storages:
-        return
+def _fill_recorded(
+    trace: Trace, storages: Mapping[int, torch.UntypedStorage], needed: Collection[int]
+) -> None:
+    """Fill every storage whose bytes are in the trace; those ``needed`` must be.
+
+    A weight's buffer is there too where it holds more than its recipes can make.
+    """
     try:
         values = load_safetensors(trace.constants)
     except (SafetensorError, ValueError, KeyError) as problem:
         raise ArtifactError(f"trace constants are damaged ({problem}); trace again") from problem
     for buffer, storage in storages.items():
         value = values.get(f"buffer.{buffer}")
+        if value is None and buffer not in needed:
+            continue
         if value is None or value.dtype != torch.uint8 or value.numel() != trace.buffers[buffer].bytes:
             raise ArtifactError(f"constant buffer {buffer}: its value is not in the trace; trace again")
         torch.empty(0, dtype=torch.uint8).set_(storage, 0, (value.numel(),), (1,)).copy_(value)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from tessera_core.report.facts import Facts, FactTable
+from tessera_core.report.facts import Facts, FactTable, rows_of
 from tessera_formats.bundle import Bundle
 
 # As many windows as a reader takes in at once; the artifact's table holds them all.
@@ -87,7 +87,7 @@ def describe_deps(bundle: Bundle) -> Facts:
             FactTable(
                 "coverage",
                 ("target", "evidence", "precision", "accesses", "kernels", "edges"),
-                _rows(coverage, ("target", "evidence", "precision", "accesses", "kernels", "edges")),
+                rows_of(coverage, ("target", "evidence", "precision", "accesses", "kernels", "edges")),
             ),
             FactTable("dependencies", ("target", "RAW", "WAR", "WAW", "RAW proven written"), tuple(rows)),
         ),
@@ -116,7 +116,7 @@ def describe_run(bundle: Bundle) -> Facts:
             FactTable(
                 "intervals",
                 ("route", "program", "interval_us", "planned_us", "iterations"),
-                _rows(info["intervals"], ("route", "program", "interval_us", "planned_us", "iterations")),
+                rows_of(info["intervals"], ("route", "program", "interval_us", "planned_us", "iterations")),
             ),
             FactTable("work", ("device", "kind", "spans", "busy_us", "busy_share", "bytes"), spans),
             FactTable(
@@ -144,19 +144,15 @@ def describe_adapt(bundle: Bundle) -> Facts:
             "windows": count,
         },
         (
-            FactTable("compared", compared, _rows(info["compared"], compared)),
-            FactTable("changes", decisions, _rows(bundle.table("decisions").to_pylist(), decisions)),
+            FactTable("compared", compared, rows_of(info["compared"], compared)),
+            FactTable("changes", decisions, rows_of(bundle.table("decisions").to_pylist(), decisions)),
             FactTable(
                 f"first {_ROWS_SHOWN} windows" if count > _ROWS_SHOWN else "all windows",
                 windows,
-                _rows(bundle.table("windows").slice(0, _ROWS_SHOWN).to_pylist(), windows),
+                rows_of(bundle.table("windows").slice(0, _ROWS_SHOWN).to_pylist(), windows),
             ),
         ),
     )
-
-
-def _rows(records: Iterable[Mapping[str, Any]], names: tuple[str, ...]) -> tuple[tuple[Any, ...], ...]:
-    return tuple(tuple(record[name] for name in names) for record in records)
 
 
 def _grouped(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from tessera_core.report.facts import Facts, FactTable
+from tessera_core.report.facts import Facts, FactTable, rows_of
 from tessera_formats.artifact import TableArtifact
 
 COMPARED = (
@@ -123,11 +123,6 @@ def describe_workload(workload: Mapping[str, Any]) -> Facts:
         {"seed": workload.get("seed", 0), "requests": len(workload.get("request", []))},
         (FactTable("phases", phases, rows_of(workload.get("phase", []), phases)),),
     )
-
-
-def rows_of(records: Iterable[Mapping[str, Any]], names: tuple[str, ...]) -> tuple[tuple[Any, ...], ...]:
-    """Some fields of records, as a table's rows."""
-    return tuple(tuple(record[name] for name in names) for record in records)
 
 
 def _work_rows(plan: Mapping[str, Any]) -> tuple[tuple[Any, ...], ...]:

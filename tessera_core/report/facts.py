@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,3 +31,8 @@ class Facts:
             **self.values,
             **{t.title: [dict(zip(t.columns, row, strict=True)) for row in t.rows] for t in self.tables},
         }
+
+
+def rows_of(records: Iterable[Mapping[str, Any]], names: tuple[str, ...]) -> tuple[tuple[Any, ...], ...]:
+    """Some fields of records, as a table's rows."""
+    return tuple(tuple(record[name] for name in names) for record in records)

@@ -27,6 +27,7 @@ from tessera_formats.run import read_run
 from tessera_formats.trace import program_digest, read_trace
 from tessera_formats.workload import read_workload
 
+# First bytes of every Arrow IPC file (Arrow Columnar Format, "IPC File Format").
 _ARROW_MAGIC = b"ARROW1"
 
 _BUNDLES: Mapping[str, tuple[Callable[[Path], Bundle], Callable[[Bundle], Facts]]] = {

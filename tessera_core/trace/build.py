@@ -13,13 +13,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tessera_core.program.ir import Guard, IoBinding, Program, Trace, Weight
+from tessera_core.trace.bindings import check_guards_of, keep_unnamed
 from tessera_core.trace.declare import declaration_of
+from tessera_core.trace.encode import map_tensors
 from tessera_core.trace.factory import BuiltModel
 from tessera_core.trace.fake import building, is_fake
 from tessera_core.trace.kernels import build_kernels
 from tessera_core.trace.model import TraceableModel
 from tessera_core.trace.place import failing_place, one_line
-from tessera_core.trace.recorder import Launch, Recorder
+from tessera_core.trace.recorder import BoundInput, Launch, Recorder
 from tessera_core.trace.registry import Registry, storage_bytes, storage_key
 from tessera_core.trace.request import ProgramRequest
 from tessera_core.trace.tracer import FunctionMode, OpMode
@@ -61,6 +63,7 @@ def trace_model(
         programs.append(_trace_program(recorder, built, request))
         launches.append(tuple(recorder.launches))
         inner |= recorder.inner
+    keep_unnamed(registry, programs, weights)
     constants = {
         f"buffer.{number}": np.frombuffer(value, dtype=np.uint8)
         for number, value in registry.constants().items()
@@ -126,10 +129,12 @@ def _register_weights(
             rows[view] = replace(rows[view], aliases=(*rows[view].aliases, name))
             continue
         if constant:
-            entry.value = storage_bytes(tensor)
-            entry.depends = False
+            entry.value = storage_bytes(tensor.untyped_storage())
         init = {"kind": "constant"} if constant else recipe or {"kind": "factory"}
         rows[view] = Weight(name=name, aliases=(), buffer=entry.id, tensor=view, init=init)
+    for buffer in {weight.buffer for weight in rows.values()}:
+        kinds = {weight.init["kind"] for weight in rows.values() if weight.buffer == buffer}
+        registry.buffers[buffer].depends = kinds != {"constant"}
     return tuple(rows.values()), names
 
 
@@ -148,11 +153,16 @@ def _trace_program(recorder: Recorder, built: BuiltModel, request: ProgramReques
         )
     io: list[IoBinding] = []
     for name, tensor in inputs.items():
+        found = registry.find(tensor)
+        # A model may keep its example inputs: that of an earlier program is another buffer here.
+        if found is not None and (found.kind != "input" or found.program == number):
+            raise ModelError(f"{said}: input {name} shares memory with {found.kind} {found.name}; copy it")
         entry = registry.add(
             tensor, program=number, kind="input", name=name, depends=True, real=fake_mode is None
         )
-        recorder.inputs[entry.id] = name
-        io.append(IoBinding(role="input", name=name, tensor=registry.view(tensor, entry), feeds=None))
+        view = registry.view(tensor, entry)
+        recorder.inputs[entry.id] = BoundInput(name, registry.tensors[view])
+        io.append(IoBinding(role="input", name=name, tensor=view, feeds=None))
     for name, tensor in state.items():
         entry = registry.find(tensor) or registry.add(
             tensor, program=number, kind="state", name=name, depends=True, real=fake_mode is None
@@ -164,9 +174,12 @@ def _trace_program(recorder: Recorder, built: BuiltModel, request: ProgramReques
         mode = OpMode(recorder)
         with mode, FunctionMode(mode):
             outputs = model.step(request, dict(inputs), dict(state))
+            if isinstance(outputs, dict):
+                outputs = map_tensors(outputs, mode.resolved)
     io += _outputs(registry, recorder, model, outputs, inputs, said)
     ops, kernels = build_kernels(recorder.ops, registry)
     guards: tuple[Guard, ...] = (*model.guards(request), *recorder.guards)
+    check_guards_of(guards, request.phase, io, registry, recorder.host_reads, said)
     return Program(
         id=number,
         name=request.name,

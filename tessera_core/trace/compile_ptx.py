@@ -14,6 +14,7 @@ import sys
 import tempfile
 from typing import Any
 
+# Stands for an allocation's address, of which only the alignment counts: at least that of an arena's base.
 _BASE_ADDRESS = 4096
 _DEBUG_LINE = re.compile(r"^\s*\.(file|loc)\b.*\n", re.MULTILINE)
 

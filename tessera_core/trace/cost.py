@@ -9,6 +9,7 @@ from typing import Any
 
 from tessera_core.program.boxes import Box, union_bytes
 from tessera_core.program.ir import TensorRef
+from tessera_core.trace.encode import encoded_tensors
 from tessera_core.trace.operators import INDEXED_COPIES, LOOKUPS, base_name, is_allocation, op_kind
 
 
@@ -18,7 +19,7 @@ def op_flops(target: str, arguments: Any, outputs: Sequence[int], tensors: Seque
     Matrix products 2mnk; attention 4 per (query, key, channel), half of that where causal; convolutions 2 per
     output element and weight of its channel; other work one per element of the largest operand.
     """
-    shapes = [tensors[t].shape for t in _argument_tensors(arguments)]
+    shapes = [tensors[t].shape for t in encoded_tensors(arguments)]
     made = math.prod(tensors[outputs[0]].shape) if outputs else 0
     name, kind = base_name(target), op_kind(target)
     if kind == "matmul" and len(shapes) >= 2:
@@ -35,9 +36,7 @@ def op_flops(target: str, arguments: Any, outputs: Sequence[int], tensors: Seque
     if kind in ("embedding", "copy") or is_allocation(target):
         return 0
     largest = max([math.prod(s) for s in shapes] + [made], default=0)
-    return (
-        largest if any("float" in tensors[t].dtype for t in (*outputs, *_argument_tensors(arguments))) else 0
-    )
+    return largest if any("float" in tensors[t].dtype for t in (*outputs, *encoded_tensors(arguments))) else 0
 
 
 def traffic(accesses: Iterable[tuple[TensorRef, Box, int | None]], buffer_bytes: Mapping[int, int]) -> int:
@@ -60,7 +59,7 @@ def access_limit(
     target: str, mode: str, tensor: int, arguments: Any, outputs: Sequence[int], tensors: Sequence[TensorRef]
 ) -> int | None:
     """Bytes that an op touches at most in ``tensor`` where indices choose the rows; None: the tensor's box."""
-    name, given = base_name(target), _argument_tensors(arguments)
+    name, given = base_name(target), encoded_tensors(arguments)
     if not target.startswith("aten.") or not given or given[0] != tensor:
         return None
     if mode == "write" and name in INDEXED_COPIES and len(given) > 1:
@@ -69,13 +68,3 @@ def access_limit(
     if mode == "read" and name in LOOKUPS and outputs:
         return tensors[outputs[0]].elements * tensors[outputs[0]].item_bytes
     return None
-
-
-def _argument_tensors(arguments: Any) -> list[int]:
-    if isinstance(arguments, dict):
-        if len(arguments) == 1 and isinstance(arguments.get("tensor"), int):
-            return [arguments["tensor"]]
-        return [number for value in arguments.values() for number in _argument_tensors(value)]
-    if isinstance(arguments, list):
-        return [number for value in arguments for number in _argument_tensors(value)]
-    return []

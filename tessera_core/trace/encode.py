@@ -46,6 +46,17 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return []
 
 
+def encoded_tensors(value: Any) -> list[int]:
+    """Ids of every tensor in arguments that :func:`encode` has made, in order of occurrence, with repeats."""
+    if isinstance(value, dict):
+        if len(value) == 1 and isinstance(value.get("tensor"), int):
+            return [value["tensor"]]
+        return [number for item in value.values() for number in encoded_tensors(item)]
+    if isinstance(value, list):
+        return [number for item in value for number in encoded_tensors(item)]
+    return []
+
+
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """The same nesting with every tensor replaced."""
     if isinstance(value, torch.Tensor):

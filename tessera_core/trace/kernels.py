@@ -142,7 +142,7 @@ def _state_writer(ops: Sequence[RecordedOp], node_kinds: Sequence[str]) -> State
     if "counter" in node_kinds:
         return "copy"
     if "writer" in node_kinds:
-        return "copy" if all(is_copy_like(op.target) for op in ops) else "compute"
+        return "copy" if all(is_copy_like(op.target, op.arguments) for op in ops) else "compute"
     return "none"
 
 

@@ -12,14 +12,18 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tessera_core.program.boxes import Box, tensor_box
 from tessera_core.program.ir import Mode, Operand
+from tessera_core.trace.encode import encoded_tensors
 from tessera_core.trace.operators import (
     ALLOCATIONS,
     INDEXED_COPIES,
+    accumulates,
+    argument_values,
     fills_what_it_writes,
     is_overwrite,
     reads_values,
 )
 from tessera_core.trace.registry import Registry
+from tessera_core.trace.writes import written_names
 
 # More boxes than this for one write tell a reader nothing; the whole tensor is said instead.
 _MAX_CONTENT_BOXES = 256
@@ -30,23 +34,23 @@ _MAX_MARKED_ELEMENTS = 1 << 26
 def schema_operands(
     registry: Registry, func: OpOverload, arguments: Any, outputs: tuple[int, ...]
 ) -> tuple[Operand, ...]:
-    """Accesses that the operator's schema states: *may*, or *must* where the table says that all is filled.
+    """Accesses that the operator's schema, or the table of unmarked writers, states: *may*, or *must* where the
+    table says that all is filled.
 
     A fresh result is certainly filled by the op that makes it, except by an allocation.
     """
     operands: list[Operand] = []
-    values = list(arguments["args"])
-    for index, argument in enumerate(func._schema.arguments):
-        value = values[index] if index < len(values) else arguments["kwargs"].get(argument.name)
-        writes = argument.alias_info is not None and argument.alias_info.is_write
-        for tensor in _tensor_ids(value):
-            if writes:
-                if not is_overwrite(func):
+    values = argument_values(func, arguments["args"], arguments["kwargs"])
+    written = written_names(func, values)
+    for argument in func._schema.arguments:
+        for tensor in encoded_tensors(values.get(argument.name)):
+            if argument.name in written:
+                if not is_overwrite(func, values):
                     operands.append(_operand(tensor, "read", False))
                 operands.append(_operand(tensor, "write", fills_what_it_writes(func)))
             elif reads_values(func):
                 operands.append(_operand(tensor, "read", False))
-    arguments_buffers = {registry.tensors[t].buffer for t in _tensor_ids(arguments)}
+    arguments_buffers = {registry.tensors[t].buffer for t in encoded_tensors(arguments)}
     must = func._schema.name.removeprefix("aten::") not in ALLOCATIONS
     for tensor in outputs:
         if registry.tensors[tensor].buffer not in arguments_buffers:
@@ -64,17 +68,16 @@ def content_operands(registry: Registry, func: OpOverload, args: Any, kwargs: An
     if name not in INDEXED_COPIES:
         return ()
     _, source_name = INDEXED_COPIES[name]
-    names = [argument.name for argument in func._schema.arguments]
-    values = dict(zip(names, args)) | kwargs
+    values = argument_values(func, args, kwargs)
     destination, source = values["self"], values.get(source_name)
-    if values.get("accumulate") or not isinstance(source, torch.Tensor):
+    if accumulates(values) or not isinstance(source, torch.Tensor):
         return ()
     if destination.numel() == 0 or destination.numel() > _MAX_MARKED_ELEMENTS:
         return ()
     with _disable_current_modes():
         marker = torch.zeros(tuple(destination.shape), dtype=destination.dtype)
         values = {**values, "self": marker, source_name: torch.ones_like(source)}
-        func(*[values[n] for n in names[: len(args)]], **{n: values[n] for n in kwargs})
+        func(*list(values.values())[: len(args)], **{name: values[name] for name in kwargs})
         mask = marker.ne(0).numpy()
     boxes = marked_boxes(
         mask, tuple(destination.stride()), destination.storage_offset(), destination.element_size()
@@ -139,13 +142,3 @@ def _runs(flags: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 def _operand(tensor: int, mode: Mode, must: bool) -> Operand:
     return Operand(tensor=tensor, mode=mode, must=must, valid_for="shapes", evidence="schema", boxes=None)
-
-
-def _tensor_ids(value: Any) -> list[int]:
-    if isinstance(value, dict):
-        if len(value) == 1 and isinstance(value.get("tensor"), int):
-            return [value["tensor"]]
-        return [number for item in value.values() for number in _tensor_ids(item)]
-    if isinstance(value, list):
-        return [number for item in value for number in _tensor_ids(item)]
-    return []

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
+
+from tessera_core.program.operators import resolve_operator
 
 MATMULS = frozenset(
     {"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "matmul"}
@@ -110,14 +113,24 @@ def reads_values(func: OpOverload) -> bool:
     return name not in _FACTORIES_WITH_TENSOR and name not in ALLOCATIONS
 
 
-def is_overwrite(func: OpOverload) -> bool:
-    """Whether a written argument's old values are ignored."""
+def argument_values(func: OpOverload, args: Any, kwargs: Any) -> dict[str, Any]:
+    """A call's arguments by their schema names, as tensors or in JSON form; defaults are left out."""
+    return dict(zip([argument.name for argument in func._schema.arguments], args)) | dict(kwargs)
+
+
+def accumulates(values: Mapping[str, Any]) -> bool:
+    """Whether an indexed copy combines with the old values (``accumulate=True``, ``reduce="add"``)."""
+    return bool(values.get("accumulate")) or values.get("reduce") is not None
+
+
+def is_overwrite(func: OpOverload, values: Mapping[str, Any]) -> bool:
+    """Whether a written argument's old values are ignored. ``values``: the call's arguments by name."""
     name = func._schema.name.removeprefix("aten::")
-    return (
-        name in _OVERWRITES
-        or name in INDEXED_COPIES
-        or any(argument.is_out for argument in func._schema.arguments)
-    )
+    if func.namespace != "aten" or accumulates(values):
+        return False
+    # torch.Tag.out says the same, but torch 2.11 lacks it.
+    given = any(argument.is_out for argument in func._schema.arguments)
+    return name in _OVERWRITES or name in INDEXED_COPIES or given
 
 
 def fills_what_it_writes(func: OpOverload) -> bool:
@@ -128,6 +141,23 @@ def fills_what_it_writes(func: OpOverload) -> bool:
     return name in _OVERWRITES or (torch.Tag.pointwise in func.tags and name != "masked_fill_")
 
 
-def is_copy_like(target: str) -> bool:
-    """Whether an in-place op only moves values (so that it may run on every home of a state)."""
-    return target.startswith("aten.") and base_name(target) in COPIES
+def is_copy_like(target: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether an in-place op only moves values (so that it may run on every home of a state).
+
+    ``arguments``: the recorded ones.
+    """
+    if not target.startswith("aten.") or base_name(target) not in COPIES:
+        return False
+    return not accumulates(argument_values(resolve_operator(target), arguments["args"], arguments["kwargs"]))
+
+
+def schema_says_all(func: OpOverload) -> bool:
+    """Whether the schema is known to mark every argument that is written.
+
+    True for PyTorch's core and pointwise operators, which are functional by definition but for what they mark,
+    and for those of the tables here. Others, custom ones above all, are watched while they run.
+    """
+    if func.namespace not in ("aten", "prims"):
+        return False
+    functional = {torch.Tag.core, torch.Tag.pointwise} & set(func.tags)
+    return bool(functional) or op_kind(str(func)) != "pointwise" or is_allocation(str(func))

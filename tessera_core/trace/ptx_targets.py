@@ -20,15 +20,18 @@ from tessera_core.program.ir import TensorRef
 from tessera_core.ptx.normalise import module_hash
 from tessera_core.trace.build import Traced
 from tessera_core.trace.recorder import Launch
-from tessera_core.trace.triton_launch import kernel_location, kernel_target, run_helper
-from tessera_formats.errors import InputError
+from tessera_core.trace.triton_launch import HELPER_SECONDS, kernel_location, kernel_target, run_helper
+from tessera_formats.errors import InputError, UntracedLaunchError
 from tessera_formats.trace import LAUNCHES, MODULES
 
 _TARGET = re.compile(r"sm_(\d{2,3})")
 # What Triton 3.7 compiles for; another number makes LLVM abort.
 _ARCHITECTURES = (75, 80, 86, 87, 89, 90, 100, 103, 120, 121)
+# Threads of a warp, on every architecture so far (PTX ISA, WARP_SZ).
 _WARP_THREADS = 32
-# Arena bases are 256-byte aligned, so a pointer's alignment is that of its offset.
+# Arena bases are aligned to this, so a pointer's alignment is that of its offset.
+_ARENA_ALIGNMENT_BYTES = 256
+# Triton passes two pointers after a kernel's own parameters: to global and to profiling scratch.
 _HIDDEN_POINTERS = 2
 # Each compiler is a process that fills one core and a few hundred megabytes.
 _COMPILERS = 2
@@ -92,7 +95,12 @@ def target_tables(
             "jobs": [jobs[key] for key in order],
         }
         answer = run_helper(
-            "tessera_core.trace.compile_ptx", request, names, {"TRITON_INTERPRET": "0"}, advice
+            "tessera_core.trace.compile_ptx",
+            request,
+            names,
+            {"TRITON_INTERPRET": "0"},
+            advice,
+            HELPER_SECONDS * len(order),
         )
         kernels: list[dict[str, Any]] = answer["kernels"]
         return kernels
@@ -134,7 +142,10 @@ def _job(launch: Launch, tensors: tuple[TensorRef, ...]) -> dict[str, Any]:
     for name, value in launch.arguments.items():
         if isinstance(value, dict) and "tensor" in value:
             tensor = tensors[value["tensor"]]
-            arguments[name] = {"dtype": tensor.dtype, "offset": tensor.offset * tensor.item_bytes % 256}
+            arguments[name] = {
+                "dtype": tensor.dtype,
+                "offset": tensor.offset * tensor.item_bytes % _ARENA_ALIGNMENT_BYTES,
+            }
         else:
             arguments[name] = {"value": value}
     return {
@@ -153,7 +164,9 @@ def _row(
     compiled: Mapping[str, Any],
     tensors: tuple[TensorRef, ...],
 ) -> dict[str, Any]:
-    parameters, relocations = parameter_block(compiled["signature"], launch.arguments, tensors)
+    parameters, relocations = parameter_block(
+        compiled["signature"], launch.arguments, tensors, kernel_target(launch.kernel)
+    )
     return {
         "program": program,
         "kernel": kernel,
@@ -172,12 +185,16 @@ def _row(
 
 
 def parameter_block(
-    signature: Mapping[str, str], arguments: Mapping[str, Any], tensors: tuple[TensorRef, ...]
+    signature: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    tensors: tuple[TensorRef, ...],
+    target: str,
 ) -> tuple[bytes, list[dict[str, int]]]:
     """Parameter bytes with pointers zeroed, and where which buffer's address goes.
 
     ``signature``: type of each parameter as compiled (``*bf16``, ``i32``, ``fp32``, ``constexpr``); constants
-    take no room. bf16 scalars are passed as fp32's, as Triton's launcher does.
+    take no room. bf16 scalars are passed as fp32's, as Triton's launcher does. Raises
+    :class:`UntracedLaunchError` naming ``target`` for a parameter that is neither pointer nor number.
     """
     block = bytearray()
     relocations: list[dict[str, int]] = []
@@ -185,6 +202,11 @@ def parameter_block(
         if kind == "constexpr":
             continue
         value = arguments[name]
+        if not isinstance(kind, str) or not (kind.startswith("*") or kind in _FORMATS):
+            raise UntracedLaunchError(
+                f"{target}: parameter {name} has type {kind}, whose place in the parameters is not known;"
+                " pass pointers and numbers, or leave out --ptx-target"
+            )
         if kind.startswith("*"):
             block += bytes(-len(block) % 8)
             tensor = tensors[value["tensor"]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,13 +12,14 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tessera_core.program.ir import Guard, Operand
-from tessera_core.trace.encode import encode, map_tensors, tensors_in
+from tessera_core.program.ir import Guard, Operand, TensorRef
+from tessera_core.trace.encode import encode, encoded_tensors, map_tensors, tensors_in
 from tessera_core.trace.fake import VIEWS, call_sized, is_fake, view_as_eager
 from tessera_core.trace.place import calling_place
-from tessera_core.trace.registry import BufferEntry, Registry, storage_key
+from tessera_core.trace.registry import BufferEntry, Registry, dtype_name, is_lazy, storage_key
 from tessera_formats.errors import ModelError, UntracedLaunchError
 
+# Every element becomes a condition on each request; a larger input that is read on the host is data, no switch.
 _MAX_GUARDED_ELEMENTS = 64
 _WRITABLE = ("activation", "input", "state", "output")
 
@@ -50,14 +51,26 @@ class Launch:
     options: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class BoundInput:
+    """An input by name, and its view as it was before the step."""
+
+    name: str
+    view: TensorRef
+
+
 @dataclass(slots=True)
 class Recorder:
-    """What one program's step did: its ops, and the guards that values read on the host gave rise to."""
+    """What one program's step did: its ops, and the guards that values read on the host gave rise to.
+
+    ``inputs``: by buffer, those that still hold what they came with. ``host_reads``: by input, where it was read.
+    """
 
     registry: Registry
     program: int
     fake_mode: FakeTensorMode | None
-    inputs: dict[int, str] = field(default_factory=dict)
+    inputs: dict[int, BoundInput] = field(default_factory=dict)
+    host_reads: dict[str, str] = field(default_factory=dict)
     ops: list[RecordedOp] = field(default_factory=list)
     guards: list[Guard] = field(default_factory=list)
     scope: Callable[[], str] = lambda: ""
@@ -94,6 +107,11 @@ class Recorder:
 
     def tensor(self, tensor: torch.Tensor, op: str) -> int:
         """The id of a tensor view."""
+        if is_lazy(tensor):
+            raise ModelError(
+                f"{op} at {calling_place()}: works in place on a conjugate or negative view; work on the"
+                " tensor that it is a view of, or on its resolve_conj() or resolve_neg()"
+            )
         return self.registry.view(tensor, self.entry(tensor, op))
 
     def has_value(self, tensor: torch.Tensor) -> bool:
@@ -141,7 +159,7 @@ class Recorder:
         depends: bool,
     ) -> None:
         """Append an op whose arguments are encoded; fresh storages in ``result`` become activations."""
-        inputs = tuple(_references(arguments))
+        inputs = tuple(encoded_tensors(arguments))
         outputs = []
         for tensor in tensors_in(result):
             entry = self.registry.find(tensor)
@@ -180,6 +198,7 @@ class Recorder:
                 f"{op} at {calling_place()}: writes to {what}, which is no state of the model;"
                 " declare it as state, or clone it first"
             )
+        self.inputs.pop(entry.id, None)
         entry.depends = entry.depends or depends
         entry.real = entry.real and real
 
@@ -194,19 +213,22 @@ class Recorder:
             )
         if not entry.depends:
             return
-        name = self.inputs.get(entry.id)
-        integral = not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
-        if name is None or not integral or tensor.numel() > _MAX_GUARDED_ELEMENTS:
+        bound = self.inputs.get(entry.id)
+        elements = None
+        if bound is not None and tensor.numel() <= _MAX_GUARDED_ELEMENTS:
+            with self.quiet(), _disable_current_modes():
+                elements = _elements_of(bound.view, tensor)
+        if bound is None or elements is None:
             raise UntracedLaunchError(
                 f"{op} at {place}: reads a value on the host that cannot be checked before a request starts;"
-                " compute it on the device, or take it from an integer input"
+                " compute it on the device, or take it from an integer input as that came in"
             )
         with self.quiet(), _disable_current_modes():
             values = tensor.detach().reshape(-1).tolist()
-            flat = _flat_elements(tensor)
-        for element, value in zip(flat, values):
+        self.host_reads.setdefault(bound.name, f"{op} at {place}")
+        for element, value in zip(elements, values):
             guard = Guard(
-                subject=f"input:{name}",
+                subject=f"input:{bound.name}",
                 index=element,
                 comparison="eq",
                 value=int(value),
@@ -221,19 +243,20 @@ def encode_named(kwargs: dict[str, Any], recorder: Recorder, op: str) -> dict[st
     return {name: encode(value, lambda t: recorder.tensor(t, op), op) for name, value in kwargs.items()}
 
 
-def _references(arguments: Any) -> list[int]:
-    if isinstance(arguments, dict):
-        if "tensor" in arguments and len(arguments) == 1 and isinstance(arguments["tensor"], int):
-            return [arguments["tensor"]]
-        return [number for value in arguments.values() for number in _references(value)]
-    if isinstance(arguments, list):
-        return [number for value in arguments for number in _references(value)]
-    return []
+def _elements_of(bound: TensorRef, tensor: torch.Tensor) -> list[int] | None:
+    """For each element of a view, which element of the flattened input it is; None where it is none of them."""
+    integral = not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
+    if not integral or dtype_name(tensor.dtype) != bound.dtype or is_lazy(tensor):
+        return None
+    places = _storage_offsets(bound.offset, bound.shape, bound.stride)
+    read = _storage_offsets(int(tensor.storage_offset()), tensor.shape, tensor.stride())
+    found = [torch.nonzero(places == offset).flatten() for offset in read]
+    return [int(index[0]) for index in found] if all(index.numel() for index in found) else None
 
 
-def _flat_elements(tensor: torch.Tensor) -> list[int]:
-    """Storage offsets, in elements, of a tensor's elements in logical order."""
-    offsets = torch.tensor(tensor.storage_offset())
-    for extent, stride in zip(tensor.shape, tensor.stride()):
-        offsets = offsets.unsqueeze(-1) + torch.arange(extent) * stride
-    return [int(value) for value in offsets.reshape(-1).tolist()]
+def _storage_offsets(offset: int, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    """Storage offsets, in elements, of a view's elements in logical order."""
+    offsets = torch.tensor(offset)
+    for extent, step in zip(shape, stride):
+        offsets = offsets.unsqueeze(-1) + torch.arange(extent) * step
+    return offsets.reshape(-1)

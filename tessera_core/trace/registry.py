@@ -50,7 +50,7 @@ class Registry:
     buffers: list[BufferEntry] = field(default_factory=list)
     tensors: list[TensorRef] = field(default_factory=list)
     _by_storage: dict[int, BufferEntry] = field(default_factory=dict)
-    _alive: list[torch.UntypedStorage] = field(default_factory=list)
+    _alive: list[tuple[int, torch.UntypedStorage]] = field(default_factory=list)
     _views: dict[tuple[object, ...], int] = field(default_factory=dict)
     _constants: dict[tuple[int, str], BufferEntry] = field(default_factory=dict)
 
@@ -79,7 +79,7 @@ class Registry:
         """Register a tensor made outside the recorded ops; its bytes are copied now, equal ones are shared."""
         if not real:
             return self.add(tensor, program=None, kind="constant", name=name, depends=True, real=False)
-        value = storage_bytes(tensor)
+        value = storage_bytes(tensor.untyped_storage())
         key = (len(value), hashlib.sha256(value).hexdigest())
         entry = self._constants.get(key)
         if entry is None:
@@ -96,7 +96,12 @@ class Registry:
             self._keep(tensor.untyped_storage(), entry)
 
     def view(self, tensor: torch.Tensor, entry: BufferEntry) -> int:
-        """The id of the tensor view ``tensor`` of buffer ``entry``."""
+        """The id of the tensor view ``tensor`` of buffer ``entry``; raises :class:`ModelError` for a lazy one."""
+        if is_lazy(tensor):
+            raise ModelError(
+                f"{entry.kind} {entry.name or entry.id}: is a conjugate or negative view;"
+                " make it a tensor of its own with resolve_conj() or resolve_neg()"
+            )
         dtype = dtype_name(tensor.dtype)
         shape, stride = tuple(tensor.shape), tuple(tensor.stride())
         key = (entry.id, dtype, shape, stride, int(tensor.storage_offset()))
@@ -108,13 +113,23 @@ class Registry:
             )
         return number
 
+    def keep_values(self, buffer: int) -> None:
+        """Put the present bytes of a real buffer into the trace."""
+        storage = next(storage for number, storage in self._alive if number == buffer)
+        self.buffers[buffer].value = storage_bytes(storage)
+
     def constants(self) -> Mapping[int, bytes]:
         """Values of the constants by buffer id."""
         return {entry.id: entry.value for entry in self.buffers if entry.value is not None}
 
     def _keep(self, storage: torch.UntypedStorage, entry: BufferEntry) -> None:
-        self._alive.append(storage)
+        self._alive.append((entry.id, storage))
         self._by_storage[storage._cdata] = entry
+
+
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether values differ from those in the storage, by a conjugation or a sign still to be applied."""
+    return tensor.is_conj() or tensor.is_neg()
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -123,10 +138,10 @@ def storage_key(tensor: torch.Tensor) -> int:
     return key
 
 
-def storage_bytes(tensor: torch.Tensor) -> bytes:
-    """The raw bytes of a real tensor's whole storage."""
+def storage_bytes(storage: torch.UntypedStorage) -> bytes:
+    """The raw bytes of a real storage."""
     with _disable_current_modes():
-        flat = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+        flat = torch.empty(0, dtype=torch.uint8).set_(storage)
         return bytes(flat.numpy().tobytes())
 
 

@@ -13,12 +13,15 @@ from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from tessera_core.trace.encode import encode, tensors_in
+from tessera_core.program.operators import TRUSTED_NAMESPACES, resolve_operator
+from tessera_core.trace.encode import encode, map_tensors, tensors_in
 from tessera_core.trace.operands import content_operands, schema_operands
-from tessera_core.trace.operators import reads_values
+from tessera_core.trace.operators import argument_values, reads_values, schema_says_all
 from tessera_core.trace.place import calling_place
 from tessera_core.trace.recorder import Recorder, encode_named
-from tessera_formats.errors import ModelError, UntracedLaunchError
+from tessera_core.trace.registry import is_lazy
+from tessera_core.trace.writes import Watch, written_names, written_tensors
+from tessera_formats.errors import ArtifactError, ModelError, UntracedLaunchError
 
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 _CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -50,12 +53,29 @@ class OpMode(TorchDispatchMode):
             for tensor in found:
                 recorder.entry(tensor, op)
             return recorder.call(func, args, kwargs)
+        if any(is_lazy(tensor) for tensor in found):
+            if _is_view(func):
+                return recorder.call(func, args, kwargs)
+            args, kwargs = self._without_lazy(func, args, kwargs)
+            found = tensors_in((args, kwargs))
         arguments = {
             "args": encode(list(args), lambda t: recorder.tensor(t, op), op),
             "kwargs": encode_named(kwargs, recorder, op),
         }
-        written = _written(func, args, kwargs)
+        written = written_tensors(func, args, kwargs)
+        if written:
+            # As in replay, where equal views are one tensor: some operators refuse what they write as a source too.
+            same = {recorder.tensor(tensor, op): tensor for tensor in reversed(written)}
+            args, kwargs = (
+                map_tensors(value, lambda t: same.setdefault(recorder.tensor(t, op), t))
+                for value in (args, kwargs)
+            )
+        real = all(recorder.has_value(tensor) for tensor in found)
+        watch = None if schema_says_all(func) or not real else self._watch(found, written)
         result = recorder.call(func, args, kwargs)
+        if watch is not None:
+            with recorder.quiet():
+                watch.check(op)
         made = tensors_in(result)
         if not written:
             if made and all(recorder.registry.find(tensor) is not None for tensor in made):
@@ -68,8 +88,8 @@ class OpMode(TorchDispatchMode):
             if not made:
                 # A question about shape, dtype or device, which the trace answers by being specialised.
                 return result
+        _check_replayable(func, op)
         depends = reads_values(func) and recorder.depends(found, op)
-        real = all(recorder.has_value(tensor) for tensor in found)
         for tensor in written:
             recorder.mark_written(tensor, op, depends, real)
         recorder.record(
@@ -85,10 +105,46 @@ class OpMode(TorchDispatchMode):
         )
         return result
 
+    def resolved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself; or, of a conjugate or negative view, the values that it stands for, by an op.
+
+        Such a view differs from its base in a bit that only PyTorch's own dispatch looks at.
+        """
+        if not is_lazy(tensor):
+            return tensor
+        plain, functions = tensor, []
+        with self.recorder.quiet():
+            if plain.is_conj():
+                plain = plain.conj()
+                functions.append(torch.ops.aten._conj_physical.default)
+            if plain.is_neg():
+                plain = torch._neg_view(plain)
+                functions.append(torch.ops.aten.neg.default)
+        for function in functions:
+            plain = self.__torch_dispatch__(function, (), (plain,))
+        return plain
+
+    def _without_lazy(self, func: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """A call's arguments with all that is only read resolved."""
+        written = written_names(func, argument_values(func, args, kwargs))
+        names = [argument.name for argument in func._schema.arguments]
+
+        def change(name: str, value: Any) -> Any:
+            return value if name in written else map_tensors(value, self.resolved)
+
+        return (
+            tuple(change(name, value) for name, value in zip(names, args)),
+            {name: change(name, value) for name, value in kwargs.items()},
+        )
+
+    def _watch(self, found: list[torch.Tensor], written: list[torch.Tensor]) -> Watch:
+        with self.recorder.quiet():
+            return Watch(found, written)
+
     def attention(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Attention called as one function: recorded as the composite operator, executed silently."""
         recorder, op = self.recorder, str(ATTENTION)
-        values = dict(zip([argument.name for argument in ATTENTION._schema.arguments], args)) | kwargs
+        values = map_tensors(argument_values(ATTENTION, args, kwargs), self.resolved)
         if values.get("dropout_p", 0.0):
             raise ModelError(f"{op} at {calling_place()}: uses dropout; put the model in eval mode")
         order = [a.name for a in ATTENTION._schema.arguments if not a.kwarg_only]
@@ -119,8 +175,7 @@ class OpMode(TorchDispatchMode):
     def _cpu_attention(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The CPU's own variant, reached from C++: recorded as the composite operator."""
         recorder, op = self.recorder, str(ATTENTION)
-        names = [argument.name for argument in func._schema.arguments]
-        values = dict(zip(names, args)) | kwargs
+        values = argument_values(func, args, kwargs)
         positional = [values["query"], values["key"], values["value"], values.get("attn_mask"), 0.0]
         positional.append(values.get("is_causal", False))
         scale = values.get("scale")
@@ -188,18 +243,27 @@ class FunctionMode(TorchFunctionMode):
             self.ops.recorder.read_on_host(tensor, f"Tensor.{name}")
 
 
-def _written(func: OpOverload, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[index] if index < len(args) else kwargs.get(argument.name)
-            found += tensors_in(value)
-    return found
+def _is_view(func: OpOverload) -> bool:
+    """Whether the operator only looks at its argument in another way."""
+    returns = func._schema.returns
+    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def _check_replayable(func: OpOverload, op: str) -> None:
+    """Refuse now what replay would refuse later."""
+    if func.namespace in TRUSTED_NAMESPACES:
+        try:
+            resolve_operator(op)
+        except ArtifactError as problem:
+            raise ModelError(
+                f"{op} at {calling_place()}: cannot be replayed, because it does more than compute;"
+                " leave it out of the step"
+            ) from problem
 
 
 def _without_chance(func: OpOverload, args: Any, kwargs: Any) -> bool:
     """Whether a seeded operator's arguments leave nothing to chance (dropout with probability zero)."""
-    values = dict(zip([argument.name for argument in func._schema.arguments], args)) | kwargs
+    values = argument_values(func, args, kwargs)
     return any(name in values and not values[name] for name in ("dropout_p", "train", "training")) or (
         values.get("p") == 0.0 and "dropout" in func._schema.name
     )

@@ -29,7 +29,8 @@ from tessera_core.trace.recorder import Launch, Recorder, encode_named
 from tessera_core.trace.registry import storage_bytes
 from tessera_formats.errors import ModelError, UntracedLaunchError
 
-_INTERPRETER_SECONDS = 120
+HELPER_SECONDS = 120
+"""What a helper process may take for a launch in the interpreter, or to compile one specialisation."""
 
 
 @contextlib.contextmanager
@@ -212,7 +213,7 @@ def interpret(kernel: Any, arguments: dict[str, Any], blocks: tuple[int, int, in
                 key = value.untyped_storage()._cdata
                 if key not in files:
                     files[key] = str(Path(folder) / f"{len(files)}.bin")
-                    Path(files[key]).write_bytes(storage_bytes(value))
+                    Path(files[key]).write_bytes(storage_bytes(value.untyped_storage()))
                 values[name] = {
                     "file": files[key],
                     "dtype": str(value.dtype).removeprefix("torch."),
@@ -228,7 +229,7 @@ def interpret(kernel: Any, arguments: dict[str, Any], blocks: tuple[int, int, in
         changed = set()
         for name, tensor in pointers.items():
             new = Path(files[tensor.untyped_storage()._cdata]).read_bytes()
-            if new != storage_bytes(tensor):
+            if new != storage_bytes(tensor.untyped_storage()):
                 changed.add(name)
         for name in changed:
             storage = pointers[name].untyped_storage()
@@ -249,22 +250,35 @@ def kernel_location(kernel: Any) -> dict[str, Any]:
     }
 
 
-def run_helper(module: str, job: Any, target: str, environment: dict[str, str], advice: str) -> Any:
+def run_helper(
+    module: str,
+    job: Any,
+    target: str,
+    environment: dict[str, str],
+    advice: str,
+    seconds: float = HELPER_SECONDS,
+) -> Any:
     """Run ``python -m module`` with a JSON job on stdin and a JSON answer on stdout.
 
-    Raises :class:`UntracedLaunchError` with the helper's last line, and ``advice``, where it fails.
+    Raises :class:`UntracedLaunchError` with the helper's last line, and ``advice``, where it fails or takes
+    more than ``seconds``.
     """
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join([root, *[entry for entry in sys.path if entry]])
-    done = subprocess.run(
-        [sys.executable, "-m", module],
-        input=json.dumps(job),
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment, "PYTHONPATH": path},
-        timeout=_INTERPRETER_SECONDS,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module],
+            input=json.dumps(job),
+            capture_output=True,
+            text=True,
+            env={**os.environ, **environment, "PYTHONPATH": path},
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as problem:
+        raise UntracedLaunchError(
+            f"{target}: cannot be run or compiled without a GPU in {seconds:g} s; {advice}"
+        ) from problem
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it ended without a message"]
         raise UntracedLaunchError(
@@ -300,7 +314,7 @@ def _parameter(name: str, value: Any) -> str:
 
 
 def _digest(tensor: torch.Tensor) -> bytes:
-    return hashlib.sha256(storage_bytes(tensor)).digest()
+    return hashlib.sha256(storage_bytes(tensor.untyped_storage())).digest()
 
 
 def _no_tensor(tensor: torch.Tensor) -> int:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from safetensors.torch import save
+
 from tessera_core.plan.ir import Assignment, Home, Plan, PlanDevice, Route, Transfer
 from tessera_core.program.boxes import Box
 from tessera_core.program.ir import (
@@ -198,7 +200,7 @@ def layered_trace(
         tensors=tuple(record.tensors),
         weights=tuple(record.weights),
         states=(State(name="sum", batch_axis=0, sequence_axis=None, init={"kind": "zeros"}),),
-        constants=b"",
+        constants=save({}),
     )
 
 

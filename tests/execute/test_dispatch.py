@@ -33,6 +33,7 @@ def transfer(index: int, source: str, destination: str, feeds: str | None) -> Ro
         latency_us=0.0,
         receiver_us=0.0,
         used=feeds is None,
+        copied=False,
         feeds=feeds,
     )
 

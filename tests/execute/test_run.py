@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tessera_core.execute import pipeline
 from tessera_core.execute.pipeline import Options, Pipeline
 from tessera_core.execute.segments import plan_routes
 from tessera_core.execute.stage import RunStage
@@ -146,14 +147,56 @@ def test_more_workers_than_cores_make_progress() -> None:
     batches = fixed_batches(models, 6, 12)
     core = min(os.sched_getaffinity(0))
     options = Options(cpus=dict.fromkeys("abc", core), seed=0, weights_file=None, trusted=False)
-    with Pipeline(TRACE, models, options, lambda _: None) as pipeline:
-        outcome = pipeline.run(batches)
+    with Pipeline(TRACE, models, options, lambda _: None) as running:
+        outcome = running.run(batches)
     expected = generate(TRACE, *TRACE.programs, range(12), 12)
     for batch in range(6):
         decoded = [outcome.tokens[batch][iteration] for iteration in range(2, 13)]
         assert [list(row) for row in zip(*decoded, strict=True)] == expected[
             2 * batch : 2 * batch + 2, 1:
         ].tolist()
+
+
+REFUSING = """
+import sys
+from tessera_core.execute import lane, worker
+from tessera_formats.errors import InputError
+start = lane.LaneMemory.start
+def refuse(self, batch, *rest):
+    if batch == 3:
+        raise InputError("batch 3 has no prompt")
+    start(self, batch, *rest)
+lane.LaneMemory.start = refuse
+sys.exit(worker.main(sys.argv[1:]))
+"""
+
+
+@needs_two_cores
+def test_what_a_worker_refuses_midway_is_the_runs_error_and_finished_batches_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "_COMMAND", REFUSING)
+    paths = write_artifacts(tmp_path, TRACE, placement(slots=1))
+    with pytest.raises(InputError, match=r"batch 3 has no prompt; 3 of 6 batches finished \(0, 1, 2\)"):
+        RunStage(batches=6).run(*paths, tmp_path / "x.run")
+    assert read_run(tmp_path / "x.run").info["status"] == "lost"
+    kept = {row["batch"] for row in rows(tmp_path / "x.run", "requests") if row["status"] == "finished"}
+    assert kept == {0, 1, 2}
+
+
+@needs_two_cores
+def test_a_worker_that_reads_nothing_does_not_hold_the_run_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "_COMMAND", "import time; time.sleep(60)")
+    monkeypatch.setattr(pipeline, "READY_SECONDS", 0.3)
+    monkeypatch.setattr(pipeline, "STOP_SECONDS", 0.1)
+    large = replace(TRACE, constants=bytes(1 << 22))  # more than a socket holds unread
+    core = min(os.sched_getaffinity(0))
+    options = Options(cpus=dict.fromkeys("ab", core), seed=0, weights_file=None, trusted=False)
+    models = plan_routes(placement(), large)
+    with pytest.raises(DeviceLostError, match="worker of a was not ready within"):
+        Pipeline(large, models, options, lambda _: None).__enter__()
 
 
 @needs_two_cores

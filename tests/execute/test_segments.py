@@ -7,12 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tessera_core.execute.feeds import last_writer, writers
 from tessera_core.execute.segments import Costs, plan_costs, plan_routes
 from tessera_core.execute.simulator import BatchPlan, Span, simulate
 from tessera_core.plan.cluster import Link
-from tessera_core.plan.ir import Plan
+from tessera_core.plan.ir import Assignment, Plan, Route
+from tessera_core.program.ir import Trace
 from tessera_formats.errors import ArtifactError
 from tests.execute.helpers import layered_trace, make_plan, place
+from tests.execute.steps import Steps, traced
 
 TRACE = layered_trace(prefill_batch=1, batch=2)
 PREFILL, DECODE = (program.name for program in TRACE.programs)
@@ -169,3 +172,85 @@ def test_costs_come_from_what_the_plan_states() -> None:
 def test_a_plan_that_does_not_fit_its_trace_is_refused(change, message) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ArtifactError, match=message):
         plan_routes(change(plan()), TRACE)
+
+
+def on_one_device(trace: Trace) -> Plan:
+    assignments = [
+        Assignment(route=0, program=program.name, kernel=kernel.id, part="whole", device="a", time_us=1.0)
+        for program in trace.programs
+        for kernel in program.kernels
+    ]
+    names = tuple(program.name for program in trace.programs)
+    route = Route(
+        route=0, share=1.0, batch=trace.programs[-1].batch, slots=1, programs=names, rates=(1,) * len(names)
+    )
+    return make_plan((route, assignments, [], []), types=TYPES)
+
+
+def test_the_last_writer_is_the_one_with_the_largest_kernel_id() -> None:
+    trace = traced(Steps([("linear", 0, 0), ("halves", 0, 2)], [3], loop=False))
+    (program,) = trace.programs
+    buffer = trace.tensors[program.bindings("output")["y0"].tensor].buffer
+    writing = {
+        op.kernel
+        for op in program.ops
+        if op.target.startswith("aten.copy_") and trace.tensors[op.outputs[0]].buffer == buffer
+    }
+    assert len(writing) == 2
+    assert last_writer(trace, program, buffer) == max(writing)
+    backwards = replace(program, ops=tuple(reversed(program.ops)))
+    assert last_writer(trace, backwards, buffer) == max(writing)
+
+
+def test_writers_of_an_output_on_different_devices_are_refused() -> None:
+    trace = traced(Steps([("linear", 0, 0), ("halves", 0, 2)], [3], loop=False))
+    (program,) = trace.programs
+    buffer = trace.tensors[program.bindings("output")["y0"].tensor].buffer
+    first, last = min(writers(trace, program, buffer)), max(writers(trace, program, buffer))
+    plan = on_one_device(trace)
+    assert plan_routes(plan, trace)
+    apart = replace(
+        plan,
+        assignments=tuple(replace(a, device="b") if a.kernel == first else a for a in plan.assignments),
+    )
+    with pytest.raises(
+        ArtifactError, match=f"output y0 is written by kernels {first} and {last} on different"
+    ):
+        plan_routes(apart, trace)
+
+
+class GivesInput(Steps):
+    """The fed input itself as an output, which no kernel touches or writes; or one that feeds another."""
+
+    def __init__(self, feeds: dict[str, str], given: str) -> None:
+        super().__init__([("linear", 0, 1)], [2], loop=True)
+        self.feeds, self.given = feeds, given
+
+    def step(self, request, inputs, state):  # type: ignore[no-untyped-def]
+        return {**super().step(request, inputs, state), "given": inputs[self.given]}
+
+
+class ChangesWhatPrefillFeeds(Steps):
+    """Only prefill feeds z; decode changes it in place."""
+
+    def __init__(self) -> None:
+        super().__init__([("linear", 0, 1), ("scale", 1, 0)], [2], loop=True)
+        self.feeds = {"next": "x", "context": "z"}
+
+    def step(self, request, inputs, state):  # type: ignore[no-untyped-def]
+        made = super().step(request, inputs, state)
+        return {**made, "context": made["y0"] + 1} if request.phase == "prefill" else made
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (GivesInput({"next": "x"}, "x"), "output given is touched by no kernel; return a clone"),
+        (GivesInput({"next": "x", "given": "z"}, "z"), "output given feeds z, but no kernel writes it"),
+        (ChangesWhatPrefillFeeds(), "input z is written in place and only prefill.* feeds it"),
+    ],
+)
+def test_what_cannot_be_run_partitioned_is_refused(model: Steps, message: str) -> None:
+    trace = traced(model)
+    with pytest.raises(ArtifactError, match=message):
+        plan_routes(on_one_device(trace), trace)

@@ -20,9 +20,17 @@ def values(column: Column) -> st.SearchStrategy[Any]:
 def _values(kind: pa.DataType, column: Column) -> st.SearchStrategy[Any]:
     low = None if column.minimum is None else int(column.minimum)
     if kind == BOX:
-        longs = st.lists(st.integers(1, 2**40), max_size=3)
-        return st.fixed_dictionaries(
-            {"start": st.integers(0, 2**40), "counts": longs, "strides": longs, "run": st.integers(1, 99)}
+        dims = st.lists(st.tuples(st.integers(1, 2**20), st.integers(1, 2**40)), max_size=3)
+        return st.builds(
+            lambda start, dims, run: {
+                "start": start,
+                "counts": [count for count, _ in dims],
+                "strides": [stride for _, stride in dims],
+                "run": run,
+            },
+            st.integers(0, 2**40),
+            dims,
+            st.integers(1, 99),
         )
     if pa.types.is_struct(kind):
         return st.fixed_dictionaries(

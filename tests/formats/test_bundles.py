@@ -186,6 +186,56 @@ def test_the_program_digest_ignores_versions_and_targets(tmp_path):
     assert program_digest({**empty(TRACE), "states": state}, b"") != program_digest(empty(TRACE), b"")
 
 
+def test_estimates_and_fakeness_are_not_part_of_the_program():
+    buffer = {"buffer": 0, "program": None, "kind": "weight", "bytes": 4, "name": "w", "real": True}
+    kernel = {
+        "program": 0, "kernel": 0, "signature": "s", "name": "n", "kind": "matmul", "flops": 1, "read_bytes": 2,
+        "written_bytes": 3, "state_writer": "none", "dtype": "float32", "layer": None,
+    }  # fmt: skip
+
+    def digest(row: dict[str, object], table: str, **changes: object) -> str:
+        return program_digest({**empty(TRACE), table: TRACE.table(table).build([{**row, **changes}])}, b"")
+
+    assert digest(buffer, "buffers") == digest(buffer, "buffers", real=False)
+    assert digest(buffer, "buffers") != digest(buffer, "buffers", bytes=8)
+    estimates = {"flops": 9, "read_bytes": 9, "written_bytes": 9, "name": "other"}
+    assert digest(kernel, "kernels") == digest(kernel, "kernels", **estimates)
+    assert digest(kernel, "kernels") != digest(kernel, "kernels", signature="t")
+    assert digest(kernel, "kernels") != digest(kernel, "kernels", state_writer="copy")
+
+
+def test_a_damaged_bundle_can_be_written_again(tmp_path):
+    for damage in (b"", b"not toml [", b'kind = "depq"\n'):
+        write_sample(tmp_path / "x")
+        (tmp_path / "x" / "manifest.toml").write_bytes(damage)
+        write_sample(tmp_path / "x", edges=3)
+        assert read_deps(tmp_path / "x").table("edges").num_rows == 3
+
+
+def test_target_names_may_hold_slashes(tmp_path):
+    tables = {f"targets/h200-sxm/sm=96/{t.name}": t.empty() for t in TRACE.target_tables}
+    write_trace(tmp_path / "a", TRACE_INFO, {**empty(TRACE), **tables}, b"")
+    trace = read_trace(tmp_path / "a")
+    assert trace.targets() == ("h200-sxm/sm=96",)
+    assert trace.table("targets/h200-sxm/sm=96/launches").num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"run": 0}, "a box's run must be at least 1"),
+        ({"start": -1}, "a box's start must be at least 0"),
+        ({"strides": []}, "a box has more counts than strides, or fewer"),
+        ({"counts": [0]}, "a box's counts must be at least 1"),
+    ],
+)
+def test_broken_boxes_are_refused(tmp_path, change, said):
+    box = {"start": 0, "counts": [2], "strides": [8], "run": 4, **change}
+    rows = DEPS.table("edges").build([{**edge(1), "boxes": [box]}])
+    with pytest.raises(ArtifactError, match=said):
+        write_deps(tmp_path / "x", DEPS_INFO, {**empty(DEPS), "edges": rows})
+
+
 def test_different_programs_are_refused_and_both_named():
     assert check_same_program({"x.trace": "d", "x.deps": "d"}) == "d"
     with pytest.raises(OriginError, match=r"x\.trace and y\.deps come from different programs"):

@@ -7,7 +7,9 @@ import pytest
 
 from tessera_core.plan.confidence import DRAWS, draw_factors
 from tessera_core.plan.ir import Plan
+from tessera_core.plan.setting import usual_tokens
 from tessera_core.plan.stage import PartitionStage, make_plan
+from tessera_core.program.ir import Program
 from tessera_formats.document import encode_document
 from tessera_formats.errors import InfeasibleError, InputError
 from tessera_formats.plan import PLAN
@@ -93,6 +95,18 @@ def test_rates_weigh_prefill_against_decode() -> None:
     # Per batch of 4: four prompts of 4 * 100 + 1 + 1, ten steps of 4 * 10 + 1 + 1; 11 tokens each.
     assert made.facts["prediction"]["tokens_per_s"] == pytest.approx(1e6 * 4 * 11 / (4 * 402 + 10 * 42))
     assert made.facts["prediction"]["time_per_token_us"] == pytest.approx(42)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cache", "tokens"), [(16, 64, 32), (16, 40, 24), (16, 17, 1), (16, 16, 32)]
+)
+def test_the_usual_answer_fits_the_traced_cache(prompt: int, cache: int, tokens: int) -> None:
+    def program(context: int) -> Program:
+        return Program(
+            id=0, name="p", phase="p", batch=1, context=context, ops=(), kernels=(), io=(), guards=()
+        )
+
+    assert usual_tokens(program(prompt), program(cache)) == tokens
 
 
 def test_each_copy_takes_its_own_best_batch() -> None:

@@ -1,11 +1,15 @@
 """Guards: which requests a trace is valid for."""
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tessera_core.execute.batches import check_requests, fixed_batches
 from tessera_core.program.guards import check_guards
-from tessera_core.program.ir import Guard
+from tessera_core.program.ir import Guard, IoBinding
+from tessera_core.program.weights import guarded_prompts, random_inputs
 from tessera_formats.errors import ArtifactError, GuardError
 
 
@@ -43,7 +47,7 @@ def test_each_comparison(
 def test_elements_of_inputs(writer: Any) -> None:
     program = guarded(writer, "input:grid", "eq", 4, index=1)
     check_guards(program, inputs={"grid": [9, 4, 9]})
-    check_guards(program)  # a subject that is left out is not checked
+    check_guards(program)  # a caller without requests has no inputs to check
     with pytest.raises(GuardError):
         check_guards(program, inputs={"grid": [4, 9, 4]})
 
@@ -53,6 +57,57 @@ def test_an_input_without_an_index_means_every_element(writer: Any) -> None:
     check_guards(program, inputs={"tokens": [0, 99]})
     with pytest.raises(GuardError):
         check_guards(program, inputs={"tokens": [0, 100]})
+
+
+def test_a_guard_on_an_unknown_value_does_not_hold(writer: Any, one_line: Any) -> None:
+    program = guarded(writer, "input:grid", "eq", 4, index=1)
+    with pytest.raises(GuardError) as caught:
+        check_guards(program, inputs={"tokens": [4, 4]})
+    assert "not known before a request starts" in one_line(caught)
+    with pytest.raises(ArtifactError, match="which has 1"):
+        check_guards(program, inputs={"grid": [4]})
+
+
+def one_program(writer: Any, feeds: str | None, value: int) -> Any:
+    """Two requests, whose first token is compared with ``value``; an output may feed the tokens."""
+    writer.input("tokens", (2, 1), "int64")
+    writer.io.append(
+        IoBinding(role="output", name="next", tensor=writer.buffer("output", (2, 1), "int64"), feeds=feeds)
+    )
+    writer.guards.append(
+        Guard(subject="input:tokens", index=0, comparison="eq", value=value, reason="because")
+    )
+    trace = writer.trace()
+    return trace, replace(trace.programs[0], batch=2)
+
+
+def test_prompts_are_the_values_that_a_run_will_use(writer: Any) -> None:
+    trace, program = one_program(writer, "tokens", 0)
+    found = list(guarded_prompts(trace, program, 3, [7, 8, 9, 10], ()))
+    expected = [
+        random_inputs(trace, program, 3, rows)["tokens"].flatten().tolist() for rows in ([7, 8], [9, 10])
+    ]
+    assert found == [{"tokens": values} for values in expected]
+    assert list(guarded_prompts(trace, program, 3, [7, 8], [program])) == [{}]
+    assert list(guarded_prompts(trace, replace(program, guards=()), 3, [7, 8], ())) == []
+
+
+@pytest.mark.parametrize("feeds", [None, "tokens"])
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_a_run_checks_the_prompts_of_every_batch(writer: Any, feeds: str | None, tokens: int) -> None:
+    trace, program = one_program(writer, feeds, 1)
+    trace = replace(trace, programs=(program,))
+    route = SimpleNamespace(
+        programs=[SimpleNamespace(name=program.name, rate=1)], batch=2, slots=1, share=1.0
+    )
+    models: Any = [route]
+    firsts = [int(random_inputs(trace, program, 0, [r, r + 1])["tokens"][0, 0]) for r in range(0, 16, 2)]
+    assert firsts[0] == 1 and 0 in firsts  # so that only a later batch fails
+    known = feeds is None or tokens == 1
+    if known:
+        check_requests(trace, models, fixed_batches(models, 1, tokens), 0)
+    with pytest.raises(GuardError, match="must be == 1" if known else "not known before"):
+        check_requests(trace, models, fixed_batches(models, 8, tokens), 0)
 
 
 def test_unknown_subjects_are_refused(writer: Any) -> None:

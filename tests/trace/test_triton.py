@@ -11,6 +11,7 @@ import torch
 from tessera_core.program.ir import TensorRef
 from tessera_core.trace.load import import_file
 from tessera_core.trace.ptx_targets import check_targets, parameter_block, target_tables
+from tessera_core.trace.triton_launch import run_helper
 from tessera_formats.errors import InputError, ModelError, UntracedLaunchError
 
 Tensors = dict[str, torch.Tensor]
@@ -186,10 +187,21 @@ def test_parameters_are_aligned_and_pointers_relocated() -> None:
     tensors = (TensorRef(id=0, buffer=7, dtype="float32", shape=(4,), stride=(1,), offset=3),)
     signature = {"a": "i32", "x": "*fp32", "BLOCK": "constexpr", "b": "i64", "c": "fp32"}
     block, relocations = parameter_block(
-        signature, {"a": -2, "x": {"tensor": 0}, "BLOCK": 8, "b": 1 << 40, "c": 1.5}, tensors
+        signature, {"a": -2, "x": {"tensor": 0}, "BLOCK": 8, "b": 1 << 40, "c": 1.5}, tensors, "triton.m:k"
     )
     assert struct.unpack("<i4xQqf4xQQ", block) == (-2, 0, 1 << 40, 1.5, 0, 0)
     assert relocations == [{"offset": 8, "buffer": 7, "byte_offset": 12}]
+
+
+@pytest.mark.parametrize("kind", ["tensordesc<fp16[16]>", ("*fp32", "i32")])
+def test_a_parameter_without_a_known_place_is_refused(kind: Any) -> None:
+    with pytest.raises(UntracedLaunchError, match=r"triton.m:k: parameter x has type"):
+        parameter_block({"x": kind}, {"x": 1}, (), "triton.m:k")
+
+
+def test_a_helper_that_takes_too_long_is_one_line() -> None:
+    with pytest.raises(UntracedLaunchError, match=r"triton.m:k: .* in 0.05 s; shrink it"):
+        run_helper("tessera_core.trace.interpret", {}, "triton.m:k", {}, "shrink it", 0.05)
 
 
 def test_a_kernel_that_does_not_compile_is_one_line(tracer: Callable[..., Any], kernels: ModuleType) -> None:

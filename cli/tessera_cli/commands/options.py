@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tessera_formats.bundle import check_replaceable
+from tessera_formats.files import check_output_file
+
 if TYPE_CHECKING:
     from tessera_core.trace.request import ProgramRequest
 
@@ -30,11 +33,15 @@ Trust = Annotated[
 
 def folder(kind: str) -> typer.models.OptionInfo:
     """The ``-o`` of a stage that writes a folder."""
+
+    def replaceable(path: Path | None) -> Path | None:
+        return _replaceable_folder(path, kind)
+
     option: typer.models.OptionInfo = typer.Option(
         "-o",
         "--output",
         metavar="FOLDER",
-        callback=_no_stream,
+        callback=replaceable,
         help=f"The {kind} folder to write; replaced in one step if it exists.",
     )
     return option
@@ -43,7 +50,11 @@ def folder(kind: str) -> typer.models.OptionInfo:
 def file(kind: str) -> typer.models.OptionInfo:
     """The ``-o`` of a stage that writes a single file."""
     option: typer.models.OptionInfo = typer.Option(
-        "-o", "--output", metavar="FILE", help=f"The {kind} file to write; - is standard output."
+        "-o",
+        "--output",
+        metavar="FILE",
+        callback=_replaceable_file,
+        help=f"The {kind} file to write; - is standard output.",
     )
     return option
 
@@ -54,9 +65,20 @@ def at_most_one_stream(paths: Sequence[Path | str]) -> None:
         raise typer.BadParameter("only one artifact of a call can be - (standard input)")
 
 
-def _no_stream(path: Path | None) -> Path | None:
+def _replaceable_folder(path: Path | None, kind: str) -> Path | None:
+    """Refuse what could not be written before any work is done for it."""
+    if path is None:
+        return None
     if str(path) == "-":
         raise typer.BadParameter("this artifact is a folder and can't go to standard output; name it")
+    check_replaceable(path, kind)
+    return path
+
+
+def _replaceable_file(path: str) -> str:
+    """Refuse what could not be written before any work is done for it."""
+    if path != "-":
+        check_output_file(Path(path))
     return path
 
 

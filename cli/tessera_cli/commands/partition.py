@@ -11,6 +11,15 @@ from tessera_cli.commands import options
 from tessera_cli.output import Output
 
 
+def _known_strategy(name: str) -> str:
+    """Names that no version knows are wrong usage; of those that come later the stage says what to use."""
+    from tessera_formats.plan import STRATEGIES
+
+    if name not in STRATEGIES:
+        raise typer.BadParameter(f"strategy {name!r} is not known; use one of {', '.join(STRATEGIES)}")
+    return name
+
+
 def command(
     trace: options.Trace,
     deps: Annotated[Path, typer.Argument(metavar="DEPS", help="Deps folder of the same trace.")],
@@ -27,6 +36,7 @@ def command(
         str,
         typer.Option(
             metavar="NAME",
+            callback=_known_strategy,
             help="auto, placement, data-parallel or single; auto picks the best and tells by how much.",
         ),
     ] = "auto",
@@ -34,8 +44,13 @@ def command(
         int | None, typer.Option(min=1, help="Batches in flight; else each strategy takes its best.")
     ] = None,
     output_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens that a request generates, to weigh decode against prefill.")
-    ] = 32,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens that a request generates, to weigh decode against prefill; else 32, or as many"
+            " as the traced cache holds beside the prompt.",
+        ),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Place kernels on a cluster, beside every baseline.
