@@ -133,7 +133,9 @@ def is_overwrite(func: OpOverload, values: Mapping[str, Any]) -> bool:
     name = func._schema.name.removeprefix("aten::")
     if func.namespace != "aten" or accumulates(values):
         return False
-    return name in _OVERWRITES or name in INDEXED_COPIES or torch.Tag.out in func.tags
+    # torch.Tag.out says the same, but torch 2.11 lacks it.
+    given = any(argument.is_out for argument in func._schema.arguments)
+    return name in _OVERWRITES or name in INDEXED_COPIES or given
 
 
 def fills_what_it_writes(func: OpOverload) -> bool:

@@ -136,8 +136,10 @@ def append(
 def decode_mask(state: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     """Additive mask over the cache's rows, (1, 1, 1, context): 0 up to the current position, -inf after it."""
     keys = state[cache_names(0)[0]]
-    rows = torch.arange(keys.shape[2], dtype=torch.int64)
-    mask = torch.zeros(keys.shape[2], dtype=dtype).masked_fill_(rows > state[POSITION], float("-inf"))
+    rows = torch.arange(keys.shape[2], dtype=torch.int64, device=keys.device)
+    mask = torch.zeros(keys.shape[2], dtype=dtype, device=keys.device).masked_fill_(
+        rows > state[POSITION], float("-inf")
+    )
     return mask.view(1, 1, 1, -1)
 
 

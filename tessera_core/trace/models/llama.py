@@ -90,7 +90,7 @@ class LlamaModel(LanguageModel):
         """See the base class."""
         tokens = inputs["tokens"]
         if prefill:
-            positions = torch.arange(tokens.shape[1], dtype=torch.int64)
+            positions = torch.arange(tokens.shape[1], dtype=torch.int64, device=tokens.device)
         else:
             positions = state[POSITION]
         result = self.module(
