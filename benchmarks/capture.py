@@ -35,7 +35,8 @@ from tessera_core.trace.capture.stage import CaptureStage, capture_values, machi
 from tessera_core.trace.factory import BuiltModel, build
 from tessera_core.trace.fake import building, new_fake_mode
 from tessera_core.trace.model import TraceableModel
-from tessera_core.trace.models.shapes import CATALOGUE
+from tessera_core.trace.models.catalogue import CATALOGUE
+from tessera_core.trace.models.shapes import DecoderShape
 from tessera_core.trace.request import ProgramRequest, parse_program
 from tessera_core.trace.stage import package_versions
 from tessera_formats.errors import TesseraError
@@ -64,7 +65,9 @@ def make(name: str) -> tuple[Trace, Callable[[], TraceableModel]]:
         return trace, lambda: build(name, dtype, 0, new_fake_mode()).model
     from tessera_core.trace.models.llama import LlamaModel
 
-    shape = replace(next(s for s in CATALOGUE if s.name == "llama-3-8b"), name=name, layers=LAYERS)
+    full = next(shape for shape in CATALOGUE if shape.name == "llama-3-8b")
+    assert isinstance(full, DecoderShape)
+    shape = replace(full, name=name, layers=LAYERS)
 
     def model() -> TraceableModel:
         with building(mode := new_fake_mode()):
@@ -324,13 +327,13 @@ def timed(
 ) -> dict[str, float]:
     """Microseconds of an iteration in one graph: all groups, the ops compiled whole, the compiled model."""
     given = values(trace, program)
-    runs: dict[str, tuple[Any, Callable[[], None]]] = {}
+    runs: dict[str, tuple[Any, Callable[[], object]]] = {}
     keep: list[Any] = []
 
-    def counters(memory: Memory) -> Callable[[], None]:
+    def counters(memory: Memory) -> Callable[[], object]:
         views = [memory.view(b.tensor) for b in program.bindings("state").values()]
         saved = [(v, v.clone()) for v in views if not v.dtype.is_floating_point]
-        return lambda: [v.copy_(s) for v, s in saved] and None
+        return lambda: [v.copy_(s) for v, s in saved]
 
     memory = memory_of(trace, given)
     calls = []
@@ -376,7 +379,7 @@ def timed(
     return {name: round(statistics.median(found), 1) for name, found in times.items()}
 
 
-def captured_graph(run: Callable[[], None], reset: Callable[[], None]) -> Any:
+def captured_graph(run: Callable[[], object], reset: Callable[[], object]) -> Any:
     """A CUDA graph of ``run`` after warming it up."""
     stream = torch.cuda.Stream(DEVICE)
     with torch.no_grad(), torch.cuda.stream(stream):
