@@ -10,7 +10,7 @@ from tessera_core.execute.segments import RouteModel
 from tessera_core.execute.simulator import BatchPlan
 from tessera_core.program.guards import check_guards, guarded_inputs
 from tessera_core.program.ir import Trace
-from tessera_formats.errors import InputError
+from tessera_formats.errors import GuardError, InputError
 
 BATCHES_PER_SLOT = 2
 """How many batches a run has without a stated number: enough to see slots refilled."""
@@ -76,16 +76,32 @@ def check_requests(
     trace: Trace, models: Sequence[RouteModel], batches: Sequence[RequestBatch], seed: int
 ) -> None:
     """Raise :class:`GuardError` for the first request that the trace is not valid for. ``seed``: of the prompts."""
+    _check_lengths(trace, models, batches)
+    for batch in batches:
+        _check_prompts(trace, models[batch.plan.route], batch, seed)
+
+
+def beyond_trace(trace: Trace, models: Sequence[RouteModel], batches: Sequence[RequestBatch]) -> str | None:
+    """What a simulation's reader must know of requests whose lengths the trace is not valid for; None if none is.
+
+    A simulation executes nothing, so such requests can be timed, with the times of the shapes that were traced.
+    """
+    try:
+        _check_lengths(trace, models, batches)
+    except GuardError as problem:
+        return f"simulated with the times of the traced shapes, which a real run refuses to leave: {problem}"
+    return None
+
+
+def _check_lengths(trace: Trace, models: Sequence[RouteModel], batches: Sequence[RequestBatch]) -> None:
     for item in {(batch.plan.route, batch.plan.iterations): batch for batch in batches}.values():
         model = models[item.plan.route]
         programs = [trace.program(program.name) for program in model.programs]
-        prompt = programs[0].context if len(programs) > 1 else 0
+        prompt = programs[0].context if programs[0].phase == "prefill" else 1
         if len(programs) > 1:
             check_guards(programs[0], prompt_tokens=prompt)
         tokens = item.plan.iterations[-1] + (1 if len(programs) > 1 else 0)
-        check_guards(programs[-1], total_tokens=prompt + tokens)
-    for batch in batches:
-        _check_prompts(trace, models[batch.plan.route], batch, seed)
+        check_guards(programs[-1], prompt_tokens=prompt, total_tokens=prompt + tokens)
 
 
 def _check_prompts(trace: Trace, model: RouteModel, batch: RequestBatch, seed: int) -> None:

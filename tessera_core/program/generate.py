@@ -125,7 +125,7 @@ def generate(
             f"{decode.name}: its batch is no multiple of {prefill.name}'s; trace programs whose batches divide"
         )
     check_guards(prefill, prompt_tokens=prefill.context)
-    check_guards(decode, total_tokens=prefill.context + output_tokens)
+    check_guards(decode, prompt_tokens=prefill.context, total_tokens=prefill.context + output_tokens)
     for batch in _batches(requests, decode.batch):
         for prompts in guarded_prompts(trace, prefill, seed, batch, ()):
             check_guards(prefill, inputs=prompts)

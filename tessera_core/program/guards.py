@@ -1,12 +1,17 @@
-"""Whether a request lies within what a trace is valid for; asked before the request starts."""
+"""Whether a trace can be executed, and whether a request lies within what it is valid for; asked before the
+request starts.
+"""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
 
-from tessera_core.program.ir import Guard, Program
-from tessera_formats.errors import ArtifactError, GuardError
+from tessera_core.program.ir import Guard, Program, Trace
+from tessera_formats.errors import ArtifactError, GuardError, InputError
+
+NOT_REPLAYABLE = "not replayable: "
+"""What starts a trace's notes on why it cannot be executed."""
 
 _COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
     "eq": operator.eq,
@@ -21,6 +26,19 @@ _SIGNS: Mapping[str, str] = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt"
 _INPUT = "input:"
 
 
+def check_replayable(trace: Trace, where: object, advice: str) -> None:
+    """Raise :class:`InputError` with the cause, and ``advice`` besides its remedy, where ``trace`` is a plan's only.
+
+    ``where``: the trace's path.
+    """
+    if trace.info["replayable"]:
+        return
+    causes = [str(note) for note in trace.info["notes"] if str(note).startswith(NOT_REPLAYABLE)]
+    cause = causes[0] if causes else f"{NOT_REPLAYABLE}it was recorded without values; trace without --fake"
+    more = f" (and {len(causes) - 1} more)" if len(causes) > 1 else ""
+    raise InputError(f"{where}: {cause}{more}, or {advice}")
+
+
 def check_guards(
     program: Program,
     *,
@@ -30,7 +48,8 @@ def check_guards(
 ) -> None:
     """Raise :class:`GuardError` for the first guard of ``program`` that does not hold.
 
-    ``total_tokens`` counts prompt and generated tokens of a request. ``inputs`` gives the elements, flattened in
+    ``total_tokens`` counts prompt and generated tokens of a request, ``prompt_tokens`` the former; a request of a
+    decode program alone has a prompt of one token, its first input. ``inputs`` gives the elements, flattened in
     logical order, of each input whose values are known before the request starts; a guard on another one does
     not hold. A guard on an input without an index holds if it holds for every element. A count of None is not
     checked, nor are inputs if ``inputs`` is None: for a caller that has no requests, only their lengths.
@@ -39,11 +58,11 @@ def check_guards(
     for guard in program.guards:
         if guard.subject.startswith(_INPUT):
             if inputs is not None:
-                _check(program, guard, _elements(program, guard, inputs))
+                _check(program, guard, _elements(program, guard, inputs), "")
         elif guard.subject in counts:
             count = counts[guard.subject]
             if count is not None:
-                _check(program, guard, (count,))
+                _check(program, guard, (count,), _room(guard, prompt_tokens))
         else:
             raise ArtifactError(f"{program.name}: guard on unknown subject {guard.subject!r}; trace again")
 
@@ -72,11 +91,20 @@ def _elements(program: Program, guard: Guard, inputs: Mapping[str, Sequence[int]
     return (values[guard.index],)
 
 
-def _check(program: Program, guard: Guard, values: Sequence[int]) -> None:
+def _room(guard: Guard, prompt_tokens: int | None) -> str:
+    """How many tokens a request may generate under an upper bound on all of its tokens, in words."""
+    if guard.subject != "total_tokens" or guard.comparison not in ("le", "lt") or prompt_tokens is None:
+        return ""
+    room = max(0, guard.value - (guard.comparison == "lt") - prompt_tokens)
+    prompt = f"a prompt of {prompt_tokens} token{'s' * (prompt_tokens != 1)}"
+    return f"; with {prompt}, {room} output token{'s fit' if room != 1 else ' fits'}"
+
+
+def _check(program: Program, guard: Guard, values: Sequence[int], room: str) -> None:
     holds = _COMPARISONS[guard.comparison]
     for value in values:
         if not holds(value, guard.value):
             raise GuardError(
                 f"{program.name}: {guard.subject} is {value}, must be {_SIGNS[guard.comparison]} {guard.value}"
-                f" ({guard.reason}); trace a program that fits, or change the request"
+                f" ({guard.reason}){room}; trace a program that fits, or change the request"
             )

@@ -6,6 +6,7 @@ that they trust the model, and only while the source file still has the hash tha
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 
 from tessera_core.program.ir import Op, Trace
+from tessera_core.trace.place import user_code
 from tessera_formats.errors import ArtifactError, ModelError, TrustError
 
 EMBEDDED = "tessera_core."
@@ -51,12 +53,11 @@ def load_user_module(path: Path, source_hash: str, name: str, trusted: bool) -> 
     sys.path.insert(0, str(path.parent))  # for the modules beside it, as when it was traced
     try:
         # The very bytes that were hashed are run, whatever happens to the file in between.
-        exec(compile(source, str(path), "exec"), module.__dict__)
-    except Exception as problem:
+        with user_code(f"{path}: importing it", "correct it"):
+            exec(compile(source, str(path), "exec"), module.__dict__)
+    except BaseException:
         del sys.modules[name]
-        raise ModelError(
-            f"{path}: raises {type(problem).__name__} when imported ({problem}); correct it"
-        ) from problem
+        raise
     finally:
         sys.path.remove(str(path.parent))
     return module
@@ -85,7 +86,8 @@ def triton_implementation(op: Op, trace: Trace, trusted: bool, where: str) -> Ca
         implementation = _interpreted(kernel, (grid[0], grid[1], grid[2]), op.target)
 
     def call(*args: object, **kwargs: object) -> None:
-        implementation(**{**dict(zip(names, args)), **kwargs, **constexprs})
+        with contextlib.redirect_stdout(sys.stderr):
+            implementation(**{**dict(zip(names, args)), **kwargs, **constexprs})
 
     return call
 
@@ -133,13 +135,9 @@ def factory_weights(trace: Trace, names: Sequence[str], trusted: bool) -> dict[s
     factory = getattr(module, name, None)
     if not callable(factory):
         raise TrustError(f"{path}: has no factory {name!r}; trace again")
-    try:
+    with user_code(f"{path}:{name}", "correct it"):
         model = factory(dtype=getattr(torch, str(trace.info["dtype"])), seed=int(trace.info["seed"]))
-    except Exception as problem:
-        raise ModelError(
-            f"{path}:{name}: raises {type(problem).__name__} ({problem}); correct it"
-        ) from problem
-    values = dict(model.module.named_parameters()) | dict(model.module.named_buffers())
+        values = dict(model.module.named_parameters()) | dict(model.module.named_buffers())
     lacking = [weight for weight in names if weight not in values]
     if lacking:
         raise ModelError(f"{path}:{name}: makes no weight {lacking[0]!r}; trace again")

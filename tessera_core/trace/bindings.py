@@ -10,6 +10,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+import torch
+
 from tessera_core.program.boxes import Box, covers
 from tessera_core.program.ir import Guard, IoBinding, Program, Weight
 from tessera_core.trace.registry import Registry
@@ -85,6 +87,66 @@ def check_guards_of(
                 f"{said}: a guard is on input {name}, which later iterations get from an output and which"
                 " cannot be checked before a request starts; leave the guard out"
             )
+
+
+def check_kept(kept: Mapping[str, object], io: Sequence[IoBinding], registry: Registry, said: str) -> None:
+    """Refuse a step that put other tensors into its dict of state. ``kept``: that dict after the step.
+
+    State lives in its storages, so a tensor of another would be lost. Raises :class:`ModelError`.
+    """
+    bound = {binding.name: registry.tensors[binding.tensor] for binding in io if binding.role == "state"}
+    for name, tensor in kept.items():
+        if name not in bound:
+            raise ModelError(f"{said}: the step puts {name!r} into state, which states does not declare")
+        own = bound[name]
+        entry = registry.find(tensor) if isinstance(tensor, torch.Tensor) else None
+        if (
+            not isinstance(tensor, torch.Tensor)
+            or entry is None
+            or entry.id != own.buffer
+            or (tuple(tensor.shape), tuple(tensor.stride())) != (own.shape, own.stride)
+            or tensor.storage_offset() != own.offset
+        ):
+            raise ModelError(
+                f"{said}: the step rebinds state {name!r}, and the new value would be lost; write it in place,"
+                f" e.g. state[{name!r}].copy_(...)"
+            )
+
+
+def check_feeds(feeds: Mapping[str, str], programs: Sequence[Program], registry: Registry, said: str) -> None:
+    """Refuse feeds of an output or to an input that no program has, and those between unlike tensors.
+
+    A prefill feeds decode programs, some of their rows; any other program feeds its own next iteration. Raises
+    :class:`ModelError`.
+    """
+    outputs = {name for program in programs for name in program.bindings("output")}
+    inputs = {name for program in programs for name in program.bindings("input")}
+    for output, fed in feeds.items():
+        if output not in outputs:
+            raise ModelError(f"{said}: feeds names output {output!r}, which no step returns; correct feeds")
+        if fed not in inputs:
+            raise ModelError(f"{said}: output {output} feeds {fed!r}, which is no input; correct feeds")
+    for source in programs:
+        prefill = source.phase == "prefill"
+        for target in [p for p in programs if p.phase == "decode"] if prefill else [source]:
+            known = target.bindings("input")
+            for name, binding in source.bindings("output").items():
+                if binding.feeds not in known:
+                    continue
+                made = registry.tensors[binding.tensor]
+                taken = registry.tensors[known[binding.feeds].tensor]
+                rows = made.shape == taken.shape or prefill
+                if (
+                    not made.shape
+                    or not rows
+                    or made.shape[1:] != taken.shape[1:]
+                    or made.dtype != taken.dtype
+                ):
+                    raise ModelError(
+                        f"{said}: output {name} of {source.name} is {made.dtype} {list(made.shape)}, and input"
+                        f" {binding.feeds} of {target.name}, which it feeds, {taken.dtype} {list(taken.shape)};"
+                        " make them agree"
+                    )
 
 
 def _note(registry: Registry, number: int, named: dict[int, list[Box]]) -> None:

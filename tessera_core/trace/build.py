@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,21 +12,24 @@ import safetensors.numpy
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tessera_core.program.guards import NOT_REPLAYABLE
 from tessera_core.program.ir import Guard, IoBinding, Program, Trace, Weight
-from tessera_core.trace.bindings import check_guards_of, keep_unnamed
+from tessera_core.trace.bindings import check_feeds, check_guards_of, check_kept, keep_unnamed
 from tessera_core.trace.declare import declaration_of
 from tessera_core.trace.encode import map_tensors
 from tessera_core.trace.factory import BuiltModel
 from tessera_core.trace.fake import building, is_fake
 from tessera_core.trace.kernels import build_kernels
 from tessera_core.trace.model import TraceableModel
-from tessera_core.trace.place import failing_place, one_line
+from tessera_core.trace.place import user_code
 from tessera_core.trace.recorder import BoundInput, Launch, Recorder
 from tessera_core.trace.registry import Registry, storage_bytes, storage_key
 from tessera_core.trace.request import ProgramRequest
 from tessera_core.trace.tracer import FunctionMode, OpMode
 from tessera_core.trace.triton_launch import intercepting, kernel_target
-from tessera_formats.errors import InputError, ModelError, TesseraError
+from tessera_formats.errors import InputError, ModelError
+
+_CORRECT = "correct it and trace again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ def trace_model(
         programs.append(_trace_program(recorder, built, request))
         launches.append(tuple(recorder.launches))
         inner |= recorder.inner
+    check_feeds(model.feeds, programs, registry, f"model {built.origin['model']!r}")
     keep_unnamed(registry, programs, weights)
     constants = {
         f"buffer.{number}": np.frombuffer(value, dtype=np.uint8)
@@ -71,14 +75,18 @@ def trace_model(
     lost = [e for e in registry.buffers if e.kind == "constant" and e.value is None]
     notes = [*getattr(model, "notes", ())]
     notes += [f"launches of {target} happen inside custom ops and have no rows" for target in sorted(inner)]
-    notes += [f"constant {e.name or e.id} has no values (--fake)" for e in lost]
+    notes += [f"{NOT_REPLAYABLE}constant {e.name or e.id} has no values; trace without --fake" for e in lost]
     undeclared = {
         kernel_target(launch.kernel)
         for launched in launches
         for launch in launched
         if declaration_of(launch.kernel) is None
     }
-    notes += [f"{target} has no CPU implementation (triton_cpu)" for target in sorted(undeclared)]
+    notes += [
+        f"{NOT_REPLAYABLE}kernel {target} has no CPU implementation;"
+        " declare one with tessera_core.trace.declare.triton_cpu"
+        for target in sorted(undeclared)
+    ]
     info = {
         **built.origin,
         "seed": seed,
@@ -143,7 +151,7 @@ def _trace_program(recorder: Recorder, built: BuiltModel, request: ProgramReques
     model, registry = built.model, recorder.registry
     number, fake_mode = recorder.program, recorder.fake_mode
     said = f"model {built.origin['model']!r}, {request.name}"
-    with _one_line(said), building(fake_mode):
+    with user_code(f"{said}:", _CORRECT), building(fake_mode):
         state = model.make_state(request)
         inputs = model.make_inputs(request)
     families = {family.name for family in model.states}
@@ -171,15 +179,19 @@ def _trace_program(recorder: Recorder, built: BuiltModel, request: ProgramReques
         if entry.kind != "state" or entry.program != number:
             raise ModelError(f"{said}: state {name} shares memory with {entry.kind} {entry.name}; copy it")
         io.append(IoBinding(role="state", name=name, tensor=registry.view(tensor, entry), feeds=None))
-    with _scopes(model.module, recorder), _one_line(said), torch.no_grad(), intercepting(recorder):
+    kept = dict(state)
+    run = user_code(f"{said}:", _CORRECT)
+    with _scopes(model.module, recorder), run, torch.no_grad(), intercepting(recorder):
         mode = OpMode(recorder)
         with mode, FunctionMode(mode):
-            outputs = model.step(request, dict(inputs), dict(state))
+            outputs = model.step(request, dict(inputs), kept)
             if isinstance(outputs, dict):
                 outputs = map_tensors(outputs, mode.resolved)
-    io += _outputs(registry, recorder, model, outputs, inputs, said)
+    check_kept(kept, io, registry, said)
+    io += _outputs(registry, recorder, model.feeds, outputs, said)
     ops, kernels = build_kernels(recorder.ops, registry)
-    guards: tuple[Guard, ...] = (*model.guards(request), *recorder.guards)
+    with user_code(f"{said}:", _CORRECT):
+        guards: tuple[Guard, ...] = (*model.guards(request), *recorder.guards)
     check_guards_of(guards, request.phase, io, registry, recorder.host_reads, said)
     return Program(
         id=number,
@@ -197,9 +209,8 @@ def _trace_program(recorder: Recorder, built: BuiltModel, request: ProgramReques
 def _outputs(
     registry: Registry,
     recorder: Recorder,
-    model: TraceableModel,
+    feeds: Mapping[str, str],
     outputs: Any,
-    inputs: dict[str, torch.Tensor],
     said: str,
 ) -> list[IoBinding]:
     if not isinstance(outputs, dict) or not all(isinstance(t, torch.Tensor) for t in outputs.values()):
@@ -209,24 +220,9 @@ def _outputs(
         entry = recorder.entry(tensor, f"output {name}")
         if entry.kind == "activation":
             entry.kind, entry.name = "output", name
-        feeds = model.feeds.get(name)
-        if feeds is not None and feeds not in inputs:
-            raise ModelError(f"{said}: output {name} feeds {feeds!r}, which is no input; correct feeds")
-        rows.append(IoBinding(role="output", name=name, tensor=registry.view(tensor, entry), feeds=feeds))
+        view = registry.view(tensor, entry)
+        rows.append(IoBinding(role="output", name=name, tensor=view, feeds=feeds.get(name)))
     return rows
-
-
-@contextlib.contextmanager
-def _one_line(said: str) -> Iterator[None]:
-    """Whatever the user's code raises becomes one line with its place."""
-    try:
-        yield
-    except TesseraError:
-        raise
-    except Exception as problem:
-        raise ModelError(
-            f"{said}: raises {one_line(problem)} at {failing_place(problem)}; correct it and trace again"
-        ) from problem
 
 
 @contextlib.contextmanager

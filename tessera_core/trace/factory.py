@@ -15,8 +15,8 @@ from tessera_core.trace.fake import building
 from tessera_core.trace.load import import_file
 from tessera_core.trace.model import TraceableModel
 from tessera_core.trace.models import build_model, model_shape
-from tessera_core.trace.place import failing_place, one_line
-from tessera_formats.errors import InputError, ModelError, TesseraError
+from tessera_core.trace.place import user_code
+from tessera_formats.errors import InputError, ModelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def _from_file(
     model = _guarded(said, fake_mode, lambda: factory(dtype=chosen, seed=seed))
     if not isinstance(model, TraceableModel):
         raise ModelError(
-            f"model {said!r}: the factory returns a {type(model).__name__}, which lacks what"
+            f"model {said!r}: the factory returns an object of type {type(model).__name__}, which lacks what"
             " tessera_core.trace.model.TraceableModel asks for; return such an object"
         )
     origin = {
@@ -88,16 +88,8 @@ def _from_file(
 
 def _guarded(said: str, fake_mode: FakeTensorMode | None, make: Any) -> Any:
     """Call the user's code; whatever it raises becomes one line."""
-    try:
-        with building(fake_mode):
-            return make()
-    except TesseraError:
-        raise
-    except Exception as problem:
-        raise ModelError(
-            f"model {said!r}: its factory raises {one_line(problem)} at {failing_place(problem)};"
-            " correct it and trace again"
-        ) from problem
+    with user_code(f"model {said!r}: its factory", "correct it and trace again"), building(fake_mode):
+        return make()
 
 
 def _dtype_of(model: TraceableModel, asked: torch.dtype | None) -> str:

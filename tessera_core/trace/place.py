@@ -1,17 +1,43 @@
-"""Where in the user's code something happened: the file and line that an error message names."""
+"""Running the user's code: what it prints and raises, and where in it something happened (the file and line that
+an error message names).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
 import torch
 
+from tessera_formats.errors import ModelError, TesseraError
+
 _TORCH = str(Path(torch.__file__).parent)
 _CORE = str(Path(__file__).parent.parent)
 _LIBRARIES = ("site-packages", "dist-packages")
+_LONGEST = 600
+"""Characters of a message that a line keeps."""
+
+
+@contextlib.contextmanager
+def user_code(said: str, advice: str) -> Iterator[None]:
+    """Run the user's code inside: what it prints goes to stderr, for stdout is for results.
+
+    Whatever it raises, leaving included, becomes a :class:`ModelError` in one line with its place; errors of ours
+    pass through.
+    """
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except TesseraError:
+        raise
+    except (Exception, SystemExit) as problem:
+        raise ModelError(
+            f"{said} raises {one_line(problem)} at {failing_place(problem)}; {advice}"
+        ) from problem
 
 
 def calling_place() -> str:
@@ -33,7 +59,9 @@ def calling_place() -> str:
 
 
 def failing_place(problem: BaseException) -> str:
-    """``file:line`` at which an exception of the user's code was raised."""
+    """``file:line`` at which an exception of the user's code was raised; of a syntax error, where that is."""
+    if isinstance(problem, SyntaxError) and problem.filename and not problem.filename.startswith("<"):
+        return f"{problem.filename}:{problem.lineno}"
     frames = [f for f in traceback.extract_tb(problem.__traceback__) if not _ours(f.filename)]
     users = [f for f in frames if not any(part in f.filename for part in _LIBRARIES)]
     chosen = (users or frames)[-1:] or traceback.extract_tb(problem.__traceback__)[-1:]
@@ -41,9 +69,13 @@ def failing_place(problem: BaseException) -> str:
 
 
 def one_line(problem: BaseException) -> str:
-    """An exception as one line: its class and the first line of its message."""
-    text = str(problem).strip().splitlines()
-    return f"{type(problem).__name__}: {text[0].strip()}" if text else type(problem).__name__
+    """An exception as one line: its class and its message, with the lines joined and a very long one cut."""
+    # A syntax error's text repeats its file and line, without the folder.
+    message = problem.msg or "" if isinstance(problem, SyntaxError) else str(problem)
+    text = " ".join(message.split())
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST].rstrip()} ..."
+    return f"{type(problem).__name__}: {text}" if text else type(problem).__name__
 
 
 def _ours(file: str) -> bool:

@@ -111,6 +111,8 @@ def trace_facts(trace: Trace, modules: dict[str, int], output: Path, seconds: fl
         "weight_bytes": sum(trace.buffers[buffer].bytes for buffer in weights),
         "signatures": len({k.signature for p in trace.programs for k in p.kernels}),
         "ptx_modules": modules,
+        "replayable": trace.info["replayable"],
+        "notes": trace.info["notes"],
         "seconds": round(seconds, 2),
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }

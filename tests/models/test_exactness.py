@@ -147,8 +147,8 @@ def test_generation_refuses_what_the_trace_is_not_valid_for(traced: Any, one_lin
         assert not traced.decode.guards, "a recurrent state never fills up"
     else:
         with pytest.raises(GuardError) as caught:
-            generate(*run, [1], 49)
-        assert "total_tokens is 65, must be <= 64" in one_line(caught)
+            generate(*run, [1], 50)
+        assert "total_tokens is 66, must be <= 65" in one_line(caught)
     with pytest.raises(InputError):
         generate(*run, [], 4)
     with pytest.raises(InputError):

@@ -1,16 +1,17 @@
 """Guards: which requests a trace is valid for."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tessera_core.execute.batches import check_requests, fixed_batches
-from tessera_core.program.guards import check_guards
+from tessera_core.execute.batches import beyond_trace, check_requests, fixed_batches
+from tessera_core.program.guards import check_guards, check_replayable
 from tessera_core.program.ir import Guard, IoBinding
 from tessera_core.program.weights import guarded_prompts, random_inputs
-from tessera_formats.errors import ArtifactError, GuardError
+from tessera_formats.errors import ArtifactError, GuardError, InputError
 
 
 def guarded(writer: Any, subject: str, comparison: str, value: int, index: int | None = None) -> Any:
@@ -108,6 +109,52 @@ def test_a_run_checks_the_prompts_of_every_batch(writer: Any, feeds: str | None,
         check_requests(trace, models, fixed_batches(models, 1, tokens), 0)
     with pytest.raises(GuardError, match="must be == 1" if known else "not known before"):
         check_requests(trace, models, fixed_batches(models, 8, tokens), 0)
+
+
+def route(*programs: Any) -> Any:
+    """A route of the programs, for batches of one request."""
+    rated = [SimpleNamespace(name=p.name, rate=1, context=p.context, phase=p.phase) for p in programs]
+    return SimpleNamespace(programs=rated, batch=1, slots=1, share=1.0)
+
+
+@pytest.mark.parametrize(("prompt", "fits"), [(None, 8), (3, 6), (8, 1), (9, 0)])
+def test_as_many_tokens_fit_as_the_cache_has_rows_and_the_last_one(
+    writer: Any, prompt: int | None, fits: int
+) -> None:
+    capacity = Guard(subject="total_tokens", index=None, comparison="le", value=9, reason="8 rows")
+    base = writer.trace()
+    decode = replace(base.programs[0], name="d", phase="decode", context=8, guards=(capacity,))
+    prefill = replace(decode, name="p", phase="prefill", context=prompt or 0, guards=())
+    programs = (decode,) if prompt is None else (prefill, decode)
+    trace, models = replace(base, programs=programs), [route(*programs)]
+    if fits:
+        enough = fixed_batches(models, 1, fits)
+        check_requests(trace, models, enough, 0)
+        assert beyond_trace(trace, models, enough) is None
+    more = fixed_batches(models, 1, fits + 1)
+    says = rf"with a prompt of {prompt or 1} tokens?, {fits} output tokens? fits?; "
+    with pytest.raises(GuardError, match=says):
+        check_requests(trace, models, more, 0)
+    note = beyond_trace(trace, models, more)
+    assert note is not None and re.search(says, note) and "\n" not in note
+
+
+@pytest.mark.parametrize(
+    ("notes", "says"),
+    [
+        (
+            ["seen inside", "not replayable: kernel k has none; declare one"],
+            "kernel k has none; declare one, or",
+        ),
+        (["not replayable: a; b", "not replayable: c"], r"not replayable: a; b \(and 1 more\), or simulate"),
+        ([], "recorded without values; trace without --fake, or simulate"),
+    ],
+)
+def test_what_cannot_be_replayed_says_why(writer: Any, notes: list[str], says: str) -> None:
+    trace = writer.trace()
+    check_replayable(replace(trace, info={"replayable": True, "notes": notes}), "x.trace", "simulate")
+    with pytest.raises(InputError, match=f"^x.trace: .*{says}"):
+        check_replayable(replace(trace, info={"replayable": False, "notes": notes}), "x.trace", "simulate")
 
 
 def test_unknown_subjects_are_refused(writer: Any) -> None:

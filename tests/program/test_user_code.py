@@ -1,5 +1,6 @@
 """Kernels of a user's own file: imported only when trusted, and only while the source is the traced one."""
 
+import hashlib
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,9 @@ import torch
 from tessera_core.program.generate import new_memory, shared_buffers
 from tessera_core.program.ir import Trace
 from tessera_core.program.replay import ProgramRunner
+from tessera_core.program.user_code import factory_weights
 from tessera_core.program.weights import materialise_weights
-from tessera_formats.errors import ArtifactError, TrustError
+from tessera_formats.errors import ArtifactError, ModelError, TrustError
 
 pytest.importorskip("triton")
 
@@ -105,6 +107,25 @@ def test_nothing_is_imported_without_trust(tmp_path: Path, one_line: Any) -> Non
         replay(trace, trusted=False)
     assert "--trust-model" in one_line(caught)
     assert path.stem not in sys.modules
+
+
+@pytest.mark.parametrize("fault", ["raise SystemExit(0)", "raise ValueError('no\\n checkpoint')"])
+@pytest.mark.parametrize("place", ["at import", "in the factory"])
+def test_code_that_fails_later_is_one_line(tmp_path: Path, one_line: Any, fault: str, place: str) -> None:
+    path = tmp_path / "later_model.py"
+    trace = trace_file(path, DECLARED)
+    head, factory, tail = path.read_text().partition("    torch.manual_seed(seed)\n")
+    path.write_text(
+        f"{fault}\n{head}{factory}{tail}" if place == "at import" else f"{head}    {fault}\n{tail}"
+    )
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    trace = replace(trace, info={**trace.info, "factory_hash": digest})
+    with pytest.raises(ModelError) as caught:
+        factory_weights(trace, ["weight"], trusted=True)
+    line = 1 if place == "at import" else 1 + path.read_text().splitlines().index(f"    {fault}")
+    what = "SystemExit: 0" if "SystemExit" in fault else "ValueError: no checkpoint"
+    assert f"raises {what} at {path}:{line}; correct it" in one_line(caught)
+    sys.modules.pop(path.stem, None)
 
 
 def test_a_changed_source_is_refused(tmp_path: Path, one_line: Any) -> None:

@@ -39,9 +39,12 @@ class Net(torch.nn.Module):
 
 
 class ToyModel:
-    """State: ``cache`` (batch, context, WIDTH) and ``position`` (one integer); the step is the test's."""
+    """State: ``cache`` (batch, context, WIDTH) and ``position`` (one integer); the step is the test's.
 
-    feeds: Mapping[str, str] = {"next_token": "tokens"}
+    Its ``next_token``, where it returns one, feeds ``tokens``.
+    """
+
+    feeds: Mapping[str, str]
     recipes: Mapping[str, dict[str, Any]] | None = None
     states: tuple[State, ...] = (
         State(name="cache", batch_axis=0, sequence_axis=1, init={"kind": "zeros"}),
@@ -50,6 +53,7 @@ class ToyModel:
 
     def __init__(self, step: Step) -> None:
         self.module: torch.nn.Module = Net()
+        self.feeds = {}
         self._step = step
 
     def make_state(self, request: ProgramRequest) -> dict[str, torch.Tensor]:
@@ -64,7 +68,10 @@ class ToyModel:
     def step(
         self, request: ProgramRequest, inputs: dict[str, torch.Tensor], state: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        return self._step(self.module, inputs, state)
+        outputs = self._step(self.module, inputs, state)
+        if isinstance(outputs, dict) and "next_token" in outputs:
+            self.feeds = {"next_token": "tokens"}
+        return outputs
 
     def guards(self, request: ProgramRequest) -> tuple[Guard, ...]:
         return ()

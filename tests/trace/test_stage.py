@@ -1,9 +1,11 @@
 import hashlib
+import sys
 from pathlib import Path
 
 import pytest
 
 from tessera_core.program.store import load_trace
+from tessera_core.program.weights import materialise_weights
 from tessera_core.trace.request import ProgramRequest
 from tessera_core.trace.stage import TraceStage
 from tessera_formats.errors import InputError, ModelError, TesseraError
@@ -39,6 +41,9 @@ def failing(*, dtype, seed):
 
 def wrong(*, dtype, seed):
     return 3
+
+def leaving(*, dtype, seed):
+    raise SystemExit("bye")
 """
 
 
@@ -88,7 +93,8 @@ def test_the_same_model_gives_the_same_bytes(model: Path, tmp_path: Path) -> Non
         ("{file}", InputError, "names no factory"),
         ("{folder}/missing.py:factory", InputError, "there is no file"),
         ("{file}:failing", ModelError, "ValueError: no such checkpoint at {file}:{line}"),
-        ("{file}:wrong", ModelError, "the factory returns a int"),
+        ("{file}:leaving", ModelError, "its factory raises SystemExit: bye at {file}:"),
+        ("{file}:wrong", ModelError, "the factory returns an object of type int"),
     ],
 )
 def test_a_bad_model_is_one_line(
@@ -103,11 +109,51 @@ def test_a_bad_model_is_one_line(
     assert not (tmp_path / "m.trace").exists()
 
 
-def test_a_file_that_does_not_import_is_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (
+            "import torch\nimport a_module_that_nobody_has\n",
+            r"ModuleNotFoundError: .* at .*broken_model.py:2; ",
+        ),
+        ("import torch\n\ndef factory(:\n", r"SyntaxError: invalid syntax at .*/broken_model.py:3; "),
+        ("import broken_part\n", r"SyntaxError: .* at .*/broken_part.py:2; "),
+        ("raise SystemExit(3)\n", r"SystemExit: 3 at .*/broken_model.py:1; "),
+        ("raise ValueError('one\\n  two\\n\\nthree')\n", r"ValueError: one two three at .*:1; "),
+        ("raise ValueError('long ' * 1000)\n", r"ValueError: (long ){100,200}\.\.\. at .*:1; "),
+    ],
+)
+def test_a_file_that_does_not_import_is_one_line(tmp_path: Path, source: str, says: str) -> None:
     path = tmp_path / "broken_model.py"
-    path.write_text("import torch\nimport a_module_that_nobody_has\n")
-    with pytest.raises(ModelError, match=r"ModuleNotFoundError: .* at .*broken_model.py:2; correct it"):
+    path.write_text(source)
+    (tmp_path / "broken_part.py").write_text("x = 1\ny = (\n")
+    with pytest.raises(ModelError, match=rf"^model '.*': its factory raises {says}correct it") as raised:
         stage(f"{path}:factory").run(tmp_path / "m.trace")
+    assert "\n" not in str(raised.value)
+
+
+def test_what_the_users_code_prints_goes_to_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "talking_model.py"
+    text = MODEL
+    for line in ("class Model:", "def factory(", "    def make_", "    def step(", "    def guards("):
+        assert line in text
+    lines = [
+        f"{line}\n{' ' * 8}print('in method')" if "self, request" in line else line
+        for line in text.splitlines()
+    ]
+    path.write_text(
+        "print('at import')\n" + "\n".join(lines).replace("return Model(", "print('made'); return Model(")
+    )
+    stage(f"{path}:factory").run(tmp_path / "m.trace")
+    trace = load_trace(tmp_path / "m.trace")
+    del sys.modules["talking_model"]
+    materialise_weights(trace, [weight.buffer for weight in trace.weights], trusted=True)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("at import") == said.err.count("made") == 2
+    assert said.err.count("in method") == 4
 
 
 @pytest.mark.parametrize(

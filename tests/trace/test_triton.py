@@ -75,7 +75,10 @@ def test_a_kernel_without_declaration_runs_in_the_interpreter(
     assert {o.evidence for o in op.operands} == {"conservative"}
     # Replay has no interpreter, so the trace says that it cannot be run.
     assert trace.info["replayable"] is False
-    assert trace.info["notes"] == ["triton.toy_kernels:plain has no CPU implementation (triton_cpu)"]
+    assert trace.info["notes"] == [
+        "not replayable: kernel triton.toy_kernels:plain has no CPU implementation;"
+        " declare one with tessera_core.trace.declare.triton_cpu"
+    ]
 
 
 def test_fake_launches_are_recorded_without_running(tracer: Callable[..., Any], kernels: ModuleType) -> None:

@@ -53,7 +53,7 @@ class TokenModel(ABC):
         """The prompt's exact length for prefill."""
         if not is_prefill(request):
             return ()
-        return (_guard(request, "prompt_tokens", "eq", "the prompt's length is fixed"),)
+        return (_guard("prompt_tokens", "eq", request.context, "the prompt's length is fixed"),)
 
     def step(
         self, request: ProgramRequest, inputs: dict[str, torch.Tensor], state: dict[str, torch.Tensor]
@@ -96,10 +96,11 @@ class LanguageModel(TokenModel):
         return state
 
     def guards(self, request: ProgramRequest) -> tuple[Guard, ...]:
-        """The prompt's exact length for prefill, the cache's capacity for decode."""
+        """The prompt's exact length for prefill; for decode the cache's capacity and the last token, unwritten."""
         if is_prefill(request):
             return super().guards(request)
-        return (_guard(request, "total_tokens", "le", "the KV cache holds no more tokens"),)
+        reason = f"the KV cache holds {request.context} tokens, all but the last one"
+        return (_guard("total_tokens", "le", request.context + 1, reason),)
 
     def step(
         self, request: ProgramRequest, inputs: dict[str, torch.Tensor], state: dict[str, torch.Tensor]
@@ -168,5 +169,5 @@ def is_prefill(request: ProgramRequest) -> bool:
     return request.phase == "prefill"
 
 
-def _guard(request: ProgramRequest, subject: str, comparison: Literal["eq", "le"], reason: str) -> Guard:
-    return Guard(subject=subject, index=None, comparison=comparison, value=request.context, reason=reason)
+def _guard(subject: str, comparison: Literal["eq", "le"], value: int, reason: str) -> Guard:
+    return Guard(subject=subject, index=None, comparison=comparison, value=value, reason=reason)
