@@ -20,9 +20,11 @@ class Bar:
     holds: bool
 
 
-def report(benchmark: str, results: Mapping[str, Any], bars: Sequence[Bar]) -> int:
-    """Print a benchmark's findings as JSON; gives the exit code."""
-    machine = f"{processor_name()}, {len(usable_cpus())} CPUs"
+def report(
+    benchmark: str, results: Mapping[str, Any], bars: Sequence[Bar], machine: str | None = None
+) -> int:
+    """Print a benchmark's findings as JSON; gives the exit code. ``machine``: else the processor is named."""
+    machine = machine or f"{processor_name()}, {len(usable_cpus())} CPUs"
     rows = [asdict(bar) for bar in bars]
     print(
         json.dumps({"benchmark": benchmark, "machine": machine, "results": results, "bars": rows}, indent=2)

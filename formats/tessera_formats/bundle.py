@@ -130,12 +130,18 @@ class Bundle:
         return checked(table, self.schema.table(name), str(path))
 
 
-_ENTRY = Record(
+_FILE_ENTRY = Record(
     (
         Field(name="file", type="string", meaning="file name within the bundle"),
-        Field(name="checksum", type="string", meaning="sha256 of the canonical content"),
-        Field(name="bytes_checksum", type="string", meaning="sha256 of a table's file", required=False),
-        Field(name="rows", type="integer", meaning="number of rows", required=False, minimum=0),
+        Field(name="checksum", type="string", meaning="sha256 of the content"),
+    )
+)
+_TABLE_ENTRY = Record(
+    (
+        Field(name="file", type="string", meaning="file name within the bundle"),
+        Field(name="checksum", type="string", meaning="sha256 of the values, whatever wrote the file"),
+        Field(name="bytes_checksum", type="string", meaning="sha256 of the file"),
+        Field(name="rows", type="integer", meaning="number of rows", minimum=0),
     )
 )
 
@@ -160,10 +166,11 @@ def read_bundle(path: Path | str, versions: Mapping[int, BundleSchema]) -> Bundl
     check_record(content, _manifest_record(schema), str(folder / MANIFEST))
     if stated != document_checksum(content):
         raise ArtifactError(f"{folder / MANIFEST}: is damaged (its checksum does not match); {WRITE_AGAIN}")
-    for name, entry in {**content.get("tables", {}), **content.get("files", {})}.items():
-        check_record(entry, _ENTRY, f"{folder / MANIFEST}: {name}")
-        if Path(entry["file"]).is_absolute() or ".." in Path(entry["file"]).parts:
-            raise ArtifactError(f"{folder / MANIFEST}: {name} points outside the bundle")
+    for section, record in (("tables", _TABLE_ENTRY), ("files", _FILE_ENTRY)):
+        for name, entry in content.get(section, {}).items():
+            check_record(entry, record, f"{folder / MANIFEST}: {name}")
+            if Path(entry["file"]).is_absolute() or ".." in Path(entry["file"]).parts:
+                raise ArtifactError(f"{folder / MANIFEST}: {name} points outside the bundle")
     bundle = Bundle(folder, schema, content["info"], content.get("tables", {}), content.get("files", {}))
     for required in schema.tables:
         if required.name not in bundle.entries:

@@ -244,14 +244,23 @@ LAUNCHES = TableSchema(
         Column(name="launch", type=I32, meaning="order within the kernel", minimum=0),
         Column(name="op", type=I32, meaning="op that makes it", nullable=True, minimum=0),
         Column(name="kind", type=TEXT, meaning="what is launched", choices=("kernel", "memcpy", "memset")),
-        Column(name="module", type=TEXT, meaning="normalised module hash; null: no module", nullable=True),
+        Column(
+            name="module",
+            type=TEXT,
+            meaning="normalised module hash; null: a library's binary, known by its function's name",
+            nullable=True,
+        ),
         Column(name="function", type=TEXT, meaning="entry name"),
         Column(name="grid", type=INTS, meaning="blocks in x, y, z", minimum=1),
         Column(name="block", type=INTS, meaning="threads in x, y, z", minimum=1),
         Column(name="cluster", type=INTS, meaning="blocks of a cluster in x, y, z", minimum=1),
         Column(name="shared_bytes", type=I64, meaning="dynamic shared memory", minimum=0),
-        Column(name="parameters", type=pa.binary(), meaning="parameter block, pointers zeroed"),
-        Column(name="relocations", type=pa.list_(RELOCATION), meaning="pointers to fill in"),
+        Column(
+            name="parameters",
+            type=pa.binary(),
+            meaning="parameter block, pointers zeroed; copies and fills: 8-byte words, see docs/trace.md",
+        ),
+        Column(name="relocations", type=pa.list_(RELOCATION), meaning="pointers into buffers to fill in"),
     ),
     key=("program", "kernel", "launch"),
     foreign=(ForeignKey(("program", "kernel"), "kernels", ("program", "kernel")),),
@@ -260,7 +269,11 @@ MODULES = TableSchema(
     name="modules",
     meaning="one row per distinct module of this target",
     columns=(
-        Column(name="module", type=TEXT, meaning="sha256 of the normalised text"),
+        Column(
+            name="module",
+            type=TEXT,
+            meaning="sha256 of the normalised text; cubin: of the function's name and its number",
+        ),
         Column(name="raw_hash", type=TEXT, meaning="sha256 of the text as found"),
         Column(name="architecture", type=TEXT, meaning="e.g. sm_90"),
         Column(name="language", type=TEXT, meaning="form", choices=("ptx", "cubin")),
@@ -268,6 +281,70 @@ MODULES = TableSchema(
         Column(name="text", type=pa.large_string(), meaning="PTX; empty for a cubin"),
     ),
     key=("module",),
+)
+WORKSPACES = TableSchema(
+    name="workspaces",
+    meaning="one row per scratch allocation of the compiler or a library; each slot and stream needs its own",
+    columns=(
+        Column(name="workspace", type=I32, meaning="id, dense within the target", minimum=0),
+        Column(name="bytes", type=I64, meaning="size; zeroed before its first use", minimum=1),
+        Column(
+            name="scope",
+            type=TEXT,
+            meaning="kernel: nothing in it outlives a kernel; library: it existed before and is used again",
+            choices=("kernel", "library"),
+        ),
+    ),
+    key=("workspace",),
+)
+POINTERS = TableSchema(
+    name="pointers",
+    meaning="one row per pointer in a launch's parameters that leads into a workspace",
+    columns=(
+        Column(name="program", type=I32, meaning="program", minimum=0),
+        Column(name="kernel", type=I32, meaning="kernel", minimum=0),
+        Column(name="launch", type=I32, meaning="launch", minimum=0),
+        Column(name="offset", type=I32, meaning="byte of the parameter block", minimum=0),
+        Column(name="workspace", type=I32, meaning="workspace", minimum=0),
+        Column(name="byte_offset", type=I64, meaning="byte of the workspace", minimum=0),
+    ),
+    key=("program", "kernel", "launch", "offset"),
+)
+LAUNCH_EDGES = TableSchema(
+    name="launch_edges",
+    meaning="one row per order between two launches of a kernel; launches without one may overlap",
+    columns=(
+        Column(name="program", type=I32, meaning="program", minimum=0),
+        Column(name="kernel", type=I32, meaning="kernel", minimum=0),
+        Column(name="source", type=I32, meaning="launch that comes first", minimum=0),
+        Column(name="destination", type=I32, meaning="launch that waits for it", minimum=0),
+    ),
+    key=("program", "kernel", "source", "destination"),
+)
+LAUNCH_ATTRIBUTES = TableSchema(
+    name="launch_attributes",
+    meaning="one row per attribute of a launch that differs from the default",
+    columns=(
+        Column(name="program", type=I32, meaning="program", minimum=0),
+        Column(name="kernel", type=I32, meaning="kernel", minimum=0),
+        Column(name="launch", type=I32, meaning="launch", minimum=0),
+        Column(
+            name="attribute",
+            type=TEXT,
+            meaning="cooperative: all blocks resident together; packed: parameters are passed as one block",
+            choices=("cooperative", "packed"),
+        ),
+    ),
+    key=("program", "kernel", "launch", "attribute"),
+)
+CAPTURE = TableSchema(
+    name="capture",
+    meaning="one row per fact about the machine and build that a target was captured with",
+    columns=(
+        Column(name="name", type=TEXT, meaning="device, driver, cuda, torch, triton, compiled, programs"),
+        Column(name="value", type=TEXT, meaning="as reported"),
+    ),
+    key=("name",),
 )
 
 INFO = Record(
@@ -298,7 +375,15 @@ TRACE_VERSIONS = {
         version=1,
         info=INFO,
         tables=(PROGRAMS, BUFFERS, TENSORS, KERNELS, OPS, OPERANDS, IO, WEIGHTS, STATES, GUARDS),
-        target_tables=(LAUNCHES, MODULES),
+        target_tables=(
+            LAUNCHES,
+            MODULES,
+            WORKSPACES,
+            POINTERS,
+            LAUNCH_EDGES,
+            LAUNCH_ATTRIBUTES,
+            CAPTURE,
+        ),
         files=("data.safetensors",),
     )
 }

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 from tessera_core.execute.segments import RouteModel, plan_routes
 from tessera_core.plan.ir import Plan
-from tessera_core.program.guards import check_guards
-from tessera_core.program.ir import Program, Trace
+from tessera_core.program.ir import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,17 +97,6 @@ def plan_model(
             )
         )
     return PlanModel(name, tuple(routes))
-
-
-def check_requests(programs: Sequence[Program], output_tokens: int) -> None:
-    """Refuse requests that a route's programs aren't valid for; raises :class:`GuardError`.
-
-    The prompt is the context of the first phase, where there are two; all requests have that length.
-    """
-    prompt = programs[0].context if len(programs) > 1 else 0
-    if len(programs) > 1:
-        check_guards(programs[0], prompt_tokens=prompt)
-    check_guards(programs[-1], total_tokens=prompt + output_tokens)
 
 
 def _scaled(model: RouteModel, factors: Sequence[float]) -> RouteModel:

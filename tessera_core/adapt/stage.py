@@ -12,11 +12,12 @@ from typing import Any
 
 from tessera_core.adapt.arrivals import read_arrivals
 from tessera_core.adapt.controller import Controller, Decision, ladder
-from tessera_core.adapt.model import PlanModel, check_requests, plan_model
+from tessera_core.adapt.model import PlanModel, plan_model
 from tessera_core.adapt.simulate import Outcome, simulate
 from tessera_core.deps.graph import Deps, load_deps
 from tessera_core.plan.evaluate import statement_defects, structure_defects
 from tessera_core.plan.ir import Plan, load_plan
+from tessera_core.program.guards import beyond_lengths
 from tessera_core.program.ir import Trace
 from tessera_core.program.store import load_trace
 from tessera_core.report.facts import Facts, FactTable
@@ -67,9 +68,10 @@ class AdaptStage:
                 )
         arrivals = read_arrivals(workload)
         longest = max(arrival.output_tokens for arrival in arrivals)
-        for plan in loaded:
-            for route in plan.routes:
-                check_requests([described.program(name) for name in route.programs], longest)
+        routes = [route for plan in loaded for route in plan.routes]
+        notes = [
+            beyond_lengths([described.program(name) for name in route.programs], longest) for route in routes
+        ]
         corrections = self._corrections(plans, loaded, digest)
         models = tuple(
             plan_model(name, plan, described, corrections.get(plan.digest, {}))
@@ -92,7 +94,7 @@ class AdaptStage:
             "compared": compared,
         }
         write_adapt(output, info, _tables(models, adaptive))
-        return _facts(models, rungs, adaptive, compared, output)
+        return _facts(models, rungs, adaptive, compared, output, next(filter(None, notes), None))
 
     def _corrections(
         self, paths: Sequence[Path], plans: Sequence[Plan], digest: str
@@ -205,6 +207,7 @@ def _facts(
     outcome: Outcome,
     compared: Sequence[Mapping[str, Any]],
     output: Path,
+    note: str | None,
 ) -> Facts:
     columns = ("plan", "mean_latency_us", "p95_latency_us", "tokens_per_s")
     unused = [model.name for index, model in enumerate(models) if index not in rungs]
@@ -212,6 +215,7 @@ def _facts(
     return Facts(
         "adaptation (simulated)",
         {
+            **({"note": note} if note else {}),
             "ladder": [models[index].name for index in rungs],
             "beaten_in_latency_and_capacity": unused,
             "requests": len(outcome.served),

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from tessera_core.adapt.arrivals import Arrival
 from tessera_core.execute.segments import RouteModel
 from tessera_core.execute.simulator import BatchPlan
-from tessera_core.program.guards import check_guards, guarded_inputs
-from tessera_core.program.ir import Trace
-from tessera_formats.errors import GuardError, InputError
+from tessera_core.program.guards import beyond_lengths, check_guards, check_lengths, guarded_inputs
+from tessera_core.program.ir import Program, Trace
+from tessera_formats.errors import InputError
 
 BATCHES_PER_SLOT = 2
 """How many batches a run has without a stated number: enough to see slots refilled."""
@@ -76,7 +76,8 @@ def check_requests(
     trace: Trace, models: Sequence[RouteModel], batches: Sequence[RequestBatch], seed: int
 ) -> None:
     """Raise :class:`GuardError` for the first request that the trace is not valid for. ``seed``: of the prompts."""
-    _check_lengths(trace, models, batches)
+    for programs, tokens in _lengths(trace, models, batches):
+        check_lengths(programs, tokens)
     for batch in batches:
         _check_prompts(trace, models[batch.plan.route], batch, seed)
 
@@ -84,24 +85,21 @@ def check_requests(
 def beyond_trace(trace: Trace, models: Sequence[RouteModel], batches: Sequence[RequestBatch]) -> str | None:
     """What a simulation's reader must know of requests whose lengths the trace is not valid for; None if none is.
 
-    A simulation executes nothing, so such requests can be timed, with the times of the shapes that were traced.
+    See :func:`tessera_core.program.guards.beyond_lengths`.
     """
-    try:
-        _check_lengths(trace, models, batches)
-    except GuardError as problem:
-        return f"simulated with the times of the traced shapes, which a real run refuses to leave: {problem}"
-    return None
+    found = (beyond_lengths(programs, tokens) for programs, tokens in _lengths(trace, models, batches))
+    return next((text for text in found if text), None)
 
 
-def _check_lengths(trace: Trace, models: Sequence[RouteModel], batches: Sequence[RequestBatch]) -> None:
-    for item in {(batch.plan.route, batch.plan.iterations): batch for batch in batches}.values():
-        model = models[item.plan.route]
-        programs = [trace.program(program.name) for program in model.programs]
-        prompt = programs[0].context if programs[0].phase == "prefill" else 1
-        if len(programs) > 1:
-            check_guards(programs[0], prompt_tokens=prompt)
-        tokens = item.plan.iterations[-1] + (1 if len(programs) > 1 else 0)
-        check_guards(programs[-1], prompt_tokens=prompt, total_tokens=prompt + tokens)
+def _lengths(
+    trace: Trace, models: Sequence[RouteModel], batches: Sequence[RequestBatch]
+) -> list[tuple[list[Program], int]]:
+    """Programs of a route and the tokens that its requests generate, each combination once."""
+    lengths = []
+    for route, iterations in dict.fromkeys((batch.plan.route, batch.plan.iterations) for batch in batches):
+        programs = [trace.program(program.name) for program in models[route].programs]
+        lengths.append((programs, iterations[-1] + (1 if len(programs) > 1 else 0)))
+    return lengths
 
 
 def _check_prompts(trace: Trace, model: RouteModel, batch: RequestBatch, seed: int) -> None:

@@ -100,6 +100,29 @@ def _room(guard: Guard, prompt_tokens: int | None) -> str:
     return f"; with {prompt}, {room} output token{'s fit' if room != 1 else ' fits'}"
 
 
+def check_lengths(programs: Sequence[Program], output_tokens: int) -> None:
+    """Raise :class:`GuardError` where the programs of a route, in phase order, aren't valid for such requests.
+
+    A prompt has the length of the prefill program, or one token where the route has none.
+    """
+    prompt = programs[0].context if programs[0].phase == "prefill" else 1
+    if len(programs) > 1:
+        check_guards(programs[0], prompt_tokens=prompt)
+    check_guards(programs[-1], prompt_tokens=prompt, total_tokens=prompt + output_tokens)
+
+
+def beyond_lengths(programs: Sequence[Program], output_tokens: int) -> str | None:
+    """What the reader of a simulation must know of requests that are too long for the trace; None if none is.
+
+    A simulation executes nothing, so they can be timed, with the times of the shapes that were traced.
+    """
+    try:
+        check_lengths(programs, output_tokens)
+    except GuardError as problem:
+        return f"simulated with the times of the traced shapes, which a real run refuses to leave: {problem}"
+    return None
+
+
 def _check(program: Program, guard: Guard, values: Sequence[int], room: str) -> None:
     holds = _COMPARISONS[guard.comparison]
     for value in values:

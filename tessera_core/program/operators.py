@@ -6,6 +6,7 @@ touches files, and every leaf of its arguments is one of a handful of shapes. An
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,9 @@ def resolve_operator(target: str, *, trusted: bool = False) -> torch._ops.OpOver
     if len(parts) != 3 or not all(part.isidentifier() for part in parts):
         raise ArtifactError(f"op {target!r}: is not NAMESPACE.NAME.OVERLOAD; trace again")
     namespace, name, overload_name = parts
+    if namespace == "tessera":
+        # Registers the fused operators of the catalogue's models; late, because only they need them.
+        importlib.import_module("tessera_core.trace.fused.operators")
     if namespace not in TRUSTED_NAMESPACES and not trusted:
         raise TrustError(
             f"op {target}: namespace {namespace!r} is not one that replay trusts;"

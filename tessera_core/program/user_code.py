@@ -72,7 +72,7 @@ def triton_implementation(op: Op, trace: Trace, trusted: bool, where: str) -> Ca
     """
     from tessera_core.trace.declare import declaration_of
 
-    kernel = _kernel(op, trace, trusted, where)
+    kernel = triton_kernel(op, trace, trusted, where)
     names = tuple(kernel.arg_names)
     constexprs, grid = op.arguments.get("constexprs", {}), op.arguments.get("grid")
     if not isinstance(constexprs, Mapping) or not set(constexprs) <= set(names):
@@ -92,8 +92,8 @@ def triton_implementation(op: Op, trace: Trace, trusted: bool, where: str) -> Ca
     return call
 
 
-def _kernel(op: Op, trace: Trace, trusted: bool, where: str) -> Any:
-    """The ``@triton.jit`` function that an op's target names."""
+def triton_kernel(op: Op, trace: Trace, trusted: bool, where: str) -> Any:
+    """The ``@triton.jit`` function that an op's target names; errors as :func:`triton_implementation`."""
     module_name, colon, qualname = op.target.removeprefix("triton.").partition(":")
     if not colon or not all(part.isidentifier() for part in (*module_name.split("."), *qualname.split("."))):
         raise ArtifactError(f"{where}: is not triton.MODULE:NAME; trace again")

@@ -73,7 +73,8 @@ def trace_model(
         for number, value in registry.constants().items()
     }
     lost = [e for e in registry.buffers if e.kind == "constant" and e.value is None]
-    notes = [f"launches of {target} happen inside custom ops and have no rows" for target in sorted(inner)]
+    notes = [*getattr(model, "notes", ())]
+    notes += [f"launches of {target} happen inside custom ops and have no rows" for target in sorted(inner)]
     notes += [f"{NOT_REPLAYABLE}constant {e.name or e.id} has no values; trace without --fake" for e in lost]
     undeclared = {
         kernel_target(launch.kernel)

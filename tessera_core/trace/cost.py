@@ -10,6 +10,7 @@ from typing import Any
 from tessera_core.program.boxes import Box, union_bytes
 from tessera_core.program.ir import TensorRef
 from tessera_core.trace.encode import encoded_tensors
+from tessera_core.trace.fused.table import fused_operator
 from tessera_core.trace.operators import INDEXED_COPIES, LOOKUPS, base_name, is_allocation, op_kind
 
 
@@ -17,8 +18,12 @@ def op_flops(target: str, arguments: Any, outputs: Sequence[int], tensors: Seque
     """Floating-point operations of one op; a multiply-add counts as two.
 
     Matrix products 2mnk; attention 4 per (query, key, channel), half of that where causal; convolutions 2 per
-    output element and weight of its channel; other work one per element of the largest operand.
+    output element and weight of its channel; fused operators as their table says; other work one per element
+    of the largest operand.
     """
+    fused = fused_operator(target)
+    if fused is not None:
+        return fused.flops(_shapes(arguments, tensors))
     shapes = [tensors[t].shape for t in encoded_tensors(arguments)]
     made = math.prod(tensors[outputs[0]].shape) if outputs else 0
     name, kind = base_name(target), op_kind(target)
@@ -59,6 +64,13 @@ def access_limit(
     target: str, mode: str, tensor: int, arguments: Any, outputs: Sequence[int], tensors: Sequence[TensorRef]
 ) -> int | None:
     """Bytes that an op touches at most in ``tensor`` where indices choose the rows; None: the tensor's box."""
+    fused = fused_operator(target)
+    if fused is not None:
+        index = next((i for i, a in enumerate(arguments["args"]) if a == {"tensor": tensor}), None)
+        if mode != "read" or index is None:
+            return None
+        elements = fused.reads(_shapes(arguments, tensors), index)
+        return None if elements is None else elements * tensors[tensor].item_bytes
     name, given = base_name(target), encoded_tensors(arguments)
     if not target.startswith("aten.") or not given or given[0] != tensor:
         return None
@@ -68,3 +80,11 @@ def access_limit(
     if mode == "read" and name in LOOKUPS and outputs:
         return tensors[outputs[0]].elements * tensors[outputs[0]].item_bytes
     return None
+
+
+def _shapes(arguments: Any, tensors: Sequence[TensorRef]) -> list[Any]:
+    """Positional arguments, each tensor as its shape."""
+    return [
+        tensors[value["tensor"]].shape if isinstance(value, dict) and "tensor" in value else value
+        for value in arguments["args"]
+    ]

@@ -14,6 +14,7 @@ from tessera_core.program.ir import ITEM_BYTES, Kernel, Op, StateWriter, TensorR
 from tessera_core.program.store import canonical_json
 from tessera_core.trace.cost import access_limit, op_flops, traffic
 from tessera_core.trace.formation import Node, Touch, form_kernels
+from tessera_core.trace.fused.table import fused_operator
 from tessera_core.trace.operators import ANCHOR_KINDS, is_allocation, is_copy_like, op_kind
 from tessera_core.trace.recorder import RecordedOp
 from tessera_core.trace.registry import BufferEntry, Registry
@@ -159,7 +160,8 @@ def signature(ops: Sequence[RecordedOp], registry: Registry, leaves: set[int]) -
     """Hash of a kernel's structure: ops, arguments and layouts, with buffers numbered by first use.
 
     Offsets count from the first byte that the kernel sees of a buffer, so that equal layers that share one
-    storage are equal too. What outlives the kernel belongs to the structure: a compiler may drop the rest.
+    storage are equal too; the stride of an extent of one says nothing. What outlives the kernel belongs to
+    the structure: a compiler may drop the rest.
     """
     lowest: dict[int, int] = {}
     for op in ops:
@@ -176,7 +178,7 @@ def signature(ops: Sequence[RecordedOp], registry: Registry, leaves: set[int]) -
             numbers[tensor.buffer],
             tensor.dtype,
             list(tensor.shape),
-            list(tensor.stride),
+            [step if extent > 1 else 0 for extent, step in zip(tensor.shape, tensor.stride)],
             tensor.offset * ITEM_BYTES[tensor.dtype] - low,
             low % _ALIGNMENT_BYTES,
             _role(registry.buffers[tensor.buffer], tensor.buffer in leaves),
@@ -206,7 +208,7 @@ def _name(kind: str, main: RecordedOp, ops: Sequence[RecordedOp], tensors: Seque
     place = ".".join(scope.split(".")[-2:])
     if main.target.startswith("triton."):
         work = f"triton {main.target.rpartition(':')[2]}"
-    elif kind == "matmul":
+    elif kind == "matmul" and fused_operator(main.target) is None:
         shapes = [tensors[t].shape for t in main.inputs]
         inner = shapes[-1][-2] if len(shapes[-1]) > 1 else shapes[-1][0]
         made = tensors[main.outputs[0]].shape

@@ -14,6 +14,7 @@ import torch
 from torch._ops import OpOverload
 
 from tessera_core.program.operators import resolve_operator
+from tessera_core.trace.fused.table import fused_operator
 
 MATMULS = frozenset(
     {"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "matmul"}
@@ -94,7 +95,8 @@ def op_kind(target: str) -> str:
     if namespace in ("c10d", "_c10d_functional"):
         return "collective"
     if namespace not in ("aten", "prims"):
-        return "custom"
+        fused = fused_operator(target)
+        return "custom" if fused is None else fused.kind
     name = base_name(target)
     for kind, names in _KINDS:
         if name in names:
@@ -125,16 +127,22 @@ def accumulates(values: Mapping[str, Any]) -> bool:
 
 def is_overwrite(func: OpOverload, values: Mapping[str, Any]) -> bool:
     """Whether a written argument's old values are ignored. ``values``: the call's arguments by name."""
+    fused = fused_operator(str(func))
+    if fused is not None:
+        return fused.overwrites
     name = func._schema.name.removeprefix("aten::")
     if func.namespace != "aten" or accumulates(values):
         return False
-    return name in _OVERWRITES or name in INDEXED_COPIES or torch.Tag.out in func.tags
+    # torch.Tag.out says the same, but torch 2.11 lacks it.
+    given = any(argument.is_out for argument in func._schema.arguments)
+    return name in _OVERWRITES or name in INDEXED_COPIES or given
 
 
 def fills_what_it_writes(func: OpOverload) -> bool:
     """Whether every element of each written argument is certainly written (the *must* table)."""
     if func.namespace != "aten":
-        return False
+        fused = fused_operator(str(func))
+        return fused is not None and fused.fills
     name = func._schema.name.removeprefix("aten::")
     return name in _OVERWRITES or (torch.Tag.pointwise in func.tags and name != "masked_fill_")
 

@@ -14,13 +14,14 @@ from tessera_core.program.ir import Trace
 from tessera_core.program.store import trace_tables
 from tessera_core.report.facts import Facts, FactTable
 from tessera_core.trace.build import check_requests, trace_model
+from tessera_core.trace.capture.stage import CaptureStage
 from tessera_core.trace.factory import build, parse_dtype
 from tessera_core.trace.fake import new_fake_mode
 from tessera_core.trace.ptx_targets import check_targets, target_tables
 from tessera_core.trace.request import ProgramRequest
 from tessera_formats.trace import write_trace
 
-_PACKAGES = ("tessera-toolchain", "torch", "triton", "transformers")
+_PACKAGES = ("tessera-toolchain", "torch", "triton", "transformers", "diffusers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class TraceStage:
 
     ``dtype`` None is the model's own. ``fake`` traces without the memory of weights and state.
     ``ptx_targets`` names architectures (``sm_90``) for which the model's Triton kernels are compiled to PTX.
+    ``capture`` adds what it captures to the trace once that is written.
     """
 
     model: str
@@ -37,12 +39,15 @@ class TraceStage:
     seed: int = 0
     fake: bool = False
     ptx_targets: tuple[str, ...] = ()
+    capture: CaptureStage | None = None
 
     def run(self, output: Path, progress: Callable[[str], None] = lambda message: None) -> Facts:
         """Write the trace to ``output``; raises :class:`InputError` and :class:`ModelError`."""
         started = time.perf_counter()
         check_requests(self.programs)
         check_targets(self.ptx_targets)
+        if self.capture is not None:
+            self.capture.check()
         dtype = parse_dtype(self.dtype)
         fake_mode = new_fake_mode() if self.fake else None
         progress(f"building {self.model}")
@@ -62,7 +67,11 @@ class TraceStage:
         modules = {
             name.split("/")[1]: table.num_rows for name, table in captured.items() if "modules" in name
         }
-        return trace_facts(traced.trace, modules, output, time.perf_counter() - started)
+        facts = trace_facts(traced.trace, modules, output, time.perf_counter() - started)
+        if self.capture is None:
+            return facts
+        more = self.capture.run(output, output, progress)
+        return Facts(facts.title, {**facts.values, **more.values}, (*facts.tables, *more.tables))
 
 
 def package_versions() -> dict[str, str]:

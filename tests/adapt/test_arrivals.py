@@ -55,7 +55,7 @@ def test_a_phase_does_not_depend_on_the_others() -> None:
             "ends before it begins",
         ),
         (
-            "[[phase]]\nstart_ms = 0\nend_ms = 9e9\nrequests_per_s = 1e9\noutput_tokens = 1\n",
+            "[[phase]]\nstart_ms = 0\nend_ms = 9e6\nrequests_per_s = 1e9\noutput_tokens = 1\n",
             "more than 1,000,000",
         ),
     ],

@@ -1,16 +1,13 @@
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera_core.adapt.arrivals import Arrival
 from tessera_core.adapt.controller import Controller, Decision
-from tessera_core.adapt.model import check_requests
 from tessera_core.adapt.simulate import simulate
-from tessera_formats.errors import GuardError
 from tests.adapt.plans import model, predicted
-from tests.cli.artifacts import DECODE, PREFILL, synthetic_trace
+from tests.cli.artifacts import DECODE
 
 MS = 1000.0
 
@@ -108,11 +105,3 @@ def test_every_request_is_served_once_on_the_plan_in_force(tmp_path_factory, dra
     starts = [s.start_us for s in outcome.served]
     assert starts == sorted(starts)
     assert outcome == simulate(plans, arrivals, window_us=window_ms * MS, first=0, controller=controller)
-
-
-def test_requests_that_outgrow_the_cache_are_refused() -> None:
-    trace = synthetic_trace()
-    programs = [trace.program(PREFILL), trace.program(DECODE)]
-    check_requests(programs, 60)
-    with pytest.raises(GuardError, match="total_tokens is 65, must be <= 64"):
-        check_requests(programs, 61)

@@ -155,3 +155,9 @@ def test_a_link_of_no_speed_is_refused(inputs: Path) -> None:
     }
     with pytest.raises(ArtifactError, match="gbit_per_s"):
         save_plan(path, replace(plan, facts={**plan.facts, "link": [link]}))
+
+
+def test_requests_that_outgrow_the_traced_cache_are_timed_with_a_note(inputs: Path) -> None:
+    assert "note" not in adapt(inputs).values
+    (inputs / "w.toml").write_text("[[request]]\narrival_ms = 0\noutput_tokens = 61\n")
+    assert "total_tokens is 65, must be <= 64" in adapt(inputs).values["note"]

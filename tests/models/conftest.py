@@ -20,6 +20,18 @@ PREFILL = ProgramRequest("prefill", 1, 16)
 DECODE = ProgramRequest("decode", 4, 64)
 
 
+LANGUAGE_MODELS = (
+    "llama-tiny",
+    "qwen2.5-tiny",
+    "gpt-oss-tiny",
+    "qwen3-tiny",
+    "deepseek-tiny",
+    "mamba-codestral-tiny",
+    "qwen2.5-vl-tiny",
+    "demo",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class TracedModel:
     """A model of its own (not the one that was traced) and the trace as read back from disk."""
@@ -36,7 +48,7 @@ class TracedModel:
         return self.trace.program(DECODE.name)
 
 
-@pytest.fixture(scope="session", params=["llama-tiny", "demo"])
+@pytest.fixture(scope="session", params=LANGUAGE_MODELS)
 def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TracedModel:
     pytest.importorskip("triton" if request.param == "demo" else "transformers")
     torch.set_num_threads(1)

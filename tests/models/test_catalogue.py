@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from tessera_core.trace.fake import building, new_fake_mode
 from tessera_core.trace.model import TraceableModel
 from tessera_core.trace.models import build_model, model_names, model_shape
+from tessera_core.trace.models.catalogue import CATALOGUE
 from tessera_core.trace.request import ProgramRequest
 from tessera_formats.errors import InputError, ModelError
 
@@ -22,6 +24,7 @@ def test_names_are_distinct_and_found() -> None:
     names = model_names()
     assert len(set(names)) == len(names)
     assert {"llama-3-8b", "llama-tiny", "demo"} <= set(names)
+    assert {shape.dtype for shape in CATALOGUE if shape.name.endswith("-tiny")} == {"float32"}
     assert [model_shape(name).name for name in names] == list(names)
 
 
@@ -34,7 +37,7 @@ def test_a_misspelt_name_gets_a_hint(one_line: Any) -> None:
 def test_listing_names_imports_nothing_heavy() -> None:
     code = (
         "import sys; from tessera_core.trace.models import model_names; model_names();"
-        "print(sorted({'torch', 'triton', 'transformers'} & set(sys.modules)))"
+        "print(sorted({'torch', 'triton', 'transformers', 'diffusers'} & set(sys.modules)))"
     )
     path = os.pathsep.join(str(ROOT / folder) for folder in ("formats", "."))
     done = subprocess.run(
@@ -76,6 +79,30 @@ def test_the_eight_billion_parameters_are_all_there_and_cost_nothing() -> None:
             assert outputs["next_token"].dtype == torch.int64
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [  # as published with the weights
+        ("llama-3-70b", 70_553_706_496),
+        ("qwen2.5-32b", 32_763_876_352),
+        ("gpt-oss-20b", 20_914_757_184),
+        ("qwen3-235b", 235_093_634_560),
+        (
+            "deepseek-v3",
+            671_026_404_352,
+        ),  # without the router's 58 x 256 corrections, which are no parameters here
+        ("mamba-codestral-7b", 7_285_403_648),
+        ("qwen2.5-vl-7b", 8_292_166_656),
+        ("stable-diffusion-3.5-medium", 2_243_171_520),
+    ],
+)
+def test_real_sizes_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
+    pytest.importorskip("diffusers" if "diffusion" in name else "transformers")
+    with building(new_fake_mode()):
+        model = build_model(name, None, 0)
+    assert sum(parameter.numel() for parameter in model.module.parameters()) == parameters
+    assert {parameter.dtype for parameter in model.module.parameters()} == {torch.bfloat16}
+
+
 @torch.no_grad()
 def test_llama_gives_what_the_library_gives_without_a_cache() -> None:
     """Our cache, mask and attention against the library's own eager attention over the whole sequence."""
@@ -94,13 +121,16 @@ def test_llama_gives_what_the_library_gives_without_a_cache() -> None:
     assert torch.allclose(torch.stack(logits, dim=1), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["llama-tiny", "demo"])
+@pytest.mark.parametrize(
+    "name", ["llama-tiny", "gpt-oss-tiny", "mamba-codestral-tiny", "stable-diffusion-3.5-tiny", "demo"]
+)
 def test_weights_follow_the_seed(name: str) -> None:
-    pytest.importorskip("triton" if name == "demo" else "transformers")
+    pytest.importorskip({"d": "triton", "s": "diffusers"}.get(name[0], "transformers"))
     first, again, other = (
         dict(build_model(name, None, seed).module.named_parameters()) for seed in (1, 1, 2)
     )
-    random = [weight for weight in first if "norm" not in weight]
+    fixed = ("norm", ".D")
+    random = [weight for weight in first if not any(part in weight for part in fixed) or "linear" in weight]
     assert all(torch.equal(first[weight], again[weight]) for weight in first)
     assert not any(torch.equal(first[weight], other[weight]) for weight in random)
 

@@ -35,7 +35,7 @@ Trust = Annotated[
 def folder(kind: str) -> typer.models.OptionInfo:
     """The ``-o`` of a stage that writes a folder."""
 
-    def replaceable(path: Path) -> Path:
+    def replaceable(path: Path | None) -> Path | None:
         return _replaceable_folder(path, kind)
 
     option: typer.models.OptionInfo = typer.Option(
@@ -72,8 +72,10 @@ def at_most_one_stream(paths: Sequence[Path | str]) -> None:
         raise typer.BadParameter("only one artifact of a call can be - (standard input)")
 
 
-def _replaceable_folder(path: Path, kind: str) -> Path:
+def _replaceable_folder(path: Path | None, kind: str) -> Path | None:
     """Refuse what could not be written before any work is done for it."""
+    if path is None:
+        return None
     if str(path) == "-":
         raise typer.BadParameter("this artifact is a folder and can't go to standard output; name it")
     check_replaceable(path, kind)

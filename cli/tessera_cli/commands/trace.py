@@ -13,9 +13,13 @@ from tessera_cli.output import Output
 
 def command(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A catalogue name such as llama-tiny, or FILE.py:FACTORY.")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A catalogue name such as llama-tiny, FILE.py:FACTORY, or a trace folder to add captures to.",
+        ),
     ],
-    output: Annotated[Path, options.folder("trace")],
+    output: Annotated[Path | None, options.folder("trace")] = None,
     program: Annotated[
         list[str] | None,
         typer.Option(
@@ -35,17 +39,56 @@ def command(
         list[str] | None,
         typer.Option(metavar="ARCH", help="Compile Triton kernels to PTX for it (sm_90); may be repeated."),
     ] = None,
+    capture: Annotated[
+        str | None,
+        typer.Option(metavar="cuda:N", help="Compile each kernel for this GPU and add its launches."),
+    ] = None,
+    no_compile: Annotated[
+        bool, typer.Option("--no-compile", help="Capture the ops as PyTorch runs them eagerly.")
+    ] = False,
+    add_target: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="TRACE", help="Add the targets of another trace of this program; may be repeated."
+        ),
+    ] = None,
+    trust_model: options.Trust = False,
     json: options.Json = False,
 ) -> None:
     """Record a model's iterations, kernel by kernel.
 
-    One program per phase, batch and context; all programs share the weights.
+    One program per phase, batch and context; all programs share the weights. A trace folder in place of the
+    model gets the launches of further GPUs.
     """
     shown = Output(json=json)
-    requests = options.requests(program or [], phase, batch, context)
+    if no_compile and capture is None:
+        raise typer.BadParameter("--no-compile says how to --capture; name the device too")
+    exists = (Path(model) / "manifest.toml").is_file()
+    if exists and capture is None and not add_target:
+        raise typer.BadParameter(f"{model} is a trace: say what to add, --capture or --add-target")
+    if not exists and output is None:
+        raise typer.BadParameter("name the trace folder to write: -o")
+    requests = () if exists else options.requests(program or [], phase, batch, context)
+    from tessera_core.trace.capture.stage import CaptureStage
     from tessera_core.trace.stage import TraceStage
 
+    adding = CaptureStage(
+        device=capture,
+        compiled=not no_compile,
+        trusted=trust_model or not exists,  # tracing a model has run its code already
+        add_targets=tuple(add_target or ()),
+    )
+    if exists:
+        shown.show(adding.run(Path(model), output or Path(model), shown.progress))
+        return
+    assert output is not None
     stage = TraceStage(
-        model=model, programs=requests, dtype=dtype, seed=seed, fake=fake, ptx_targets=tuple(ptx_target or ())
+        model=model,
+        programs=requests,
+        dtype=dtype,
+        seed=seed,
+        fake=fake,
+        ptx_targets=tuple(ptx_target or ()),
+        capture=adding if capture is not None or add_target else None,
     )
     shown.show(stage.run(output, shown.progress))

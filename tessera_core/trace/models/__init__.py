@@ -1,15 +1,17 @@
 """The catalogue: models that can be traced by name, with seeded random weights and without any hub.
 
-An entry is one :class:`~tessera_core.trace.models.shapes.Shape`; this module imports neither PyTorch nor a
-model library nor Triton before a model is built.
+An entry is one :class:`~tessera_core.trace.models.shapes.Shape`, which names the class that builds it; this
+module imports neither PyTorch nor a model library nor Triton before a model is built.
 """
 
 from __future__ import annotations
 
 import difflib
+import importlib
 from typing import TYPE_CHECKING
 
-from tessera_core.trace.models.shapes import CATALOGUE, Shape
+from tessera_core.trace.models.catalogue import CATALOGUE
+from tessera_core.trace.models.shapes import Shape
 from tessera_formats.errors import InputError, ModelError
 
 if TYPE_CHECKING:
@@ -43,14 +45,12 @@ def build_model(name: str, dtype: torch.dtype | None, seed: int) -> TraceableMod
 
     shape = model_shape(name)
     chosen = dtype if dtype is not None else getattr(torch, shape.dtype)
+    module, _, builder = shape.builder.partition(":")
     try:
-        if shape.source == "embedded":
-            from tessera_core.trace.models.demo import DemoModel
-
-            return DemoModel(shape, dtype=chosen, seed=seed)
-        from tessera_core.trace.models.llama import LlamaModel
-
-        return LlamaModel(shape, dtype=chosen, seed=seed)
+        model: TraceableModel = getattr(importlib.import_module(module), builder)(
+            shape, dtype=chosen, seed=seed
+        )
+        return model
     except ModuleNotFoundError as problem:
         raise ModelError(
             f"model {name}: needs {problem.name}; run: pip install 'tessera-toolchain[models]'"

@@ -12,7 +12,7 @@ from torch import nn
 from tessera_core.program.weights import initialise_module
 from tessera_core.trace.models.demo_kernels import rms_norm_kernel, rotary_kernel, silu_multiply_kernel
 from tessera_core.trace.models.language import POSITION, LanguageModel, append, attention, decode_mask
-from tessera_core.trace.models.shapes import Shape
+from tessera_core.trace.models.shapes import DemoShape
 
 SILU_BLOCK = 256
 """Elements that one block of the gate's kernel computes."""
@@ -21,7 +21,7 @@ SILU_BLOCK = 256
 class DemoModel(LanguageModel):
     """The demo model of a given shape; matrices are normal with deviation 0.05, gains are ones."""
 
-    def __init__(self, shape: Shape, *, dtype: torch.dtype, seed: int) -> None:
+    def __init__(self, shape: DemoShape, *, dtype: torch.dtype, seed: int) -> None:
         super().__init__(shape, dtype=dtype)
         self.stack = _Stack(shape, dtype)
         self.module = self.stack.eval().requires_grad_(False)
@@ -32,15 +32,17 @@ class DemoModel(LanguageModel):
         self.recipes["frequencies"] = {"kind": "inverse_frequencies", "theta": shape.rope_theta}
         initialise_module(self.module, self.recipes, seed)
 
-    def logits(self, tokens: torch.Tensor, state: Mapping[str, torch.Tensor], prefill: bool) -> torch.Tensor:
+    def logits(
+        self, inputs: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor], prefill: bool
+    ) -> torch.Tensor:
         """See the base class."""
-        return self.stack(tokens, state, prefill)  # type: ignore[no-any-return]
+        return self.stack(inputs["tokens"], state, prefill)  # type: ignore[no-any-return]
 
 
 class _Stack(nn.Module):
     """Embedding, blocks, final norm and head."""
 
-    def __init__(self, shape: Shape, dtype: torch.dtype) -> None:
+    def __init__(self, shape: DemoShape, dtype: torch.dtype) -> None:
         super().__init__()
         self.embedding = nn.Parameter(torch.empty(shape.vocabulary, shape.hidden, dtype=dtype))
         self.blocks = nn.ModuleList(_Block(shape, layer, dtype) for layer in range(shape.layers))
@@ -67,7 +69,7 @@ class _Stack(nn.Module):
 class _Block(nn.Module):
     """Attention and gated feed-forward, each behind a norm and added to what it read."""
 
-    def __init__(self, shape: Shape, layer: int, dtype: torch.dtype) -> None:
+    def __init__(self, shape: DemoShape, layer: int, dtype: torch.dtype) -> None:
         super().__init__()
         hidden, width, inner = shape.hidden, shape.head_width, shape.intermediate
 

@@ -1,4 +1,6 @@
-"""Llama from the library ``transformers``: its layers, with our cache and attention behind its interfaces."""
+"""Dense decoders from the library ``transformers``: its layers, with our cache and attention behind its
+interfaces.
+"""
 
 from __future__ import annotations
 
@@ -6,60 +8,96 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers import (
+    AttentionInterface,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from tessera_core.program.weights import initialise_module
-from tessera_core.trace.models.language import POSITION, LanguageModel, append, attention, decode_mask
-from tessera_core.trace.models.shapes import Shape
-
-_ATTENTION = "tessera_grouped_query"
+from tessera_core.trace.models.language import POSITION, LanguageModel, decode_mask
+from tessera_core.trace.models.library import GROUPED_QUERY, StateCache, attend, materialise, recipe_for
+from tessera_core.trace.models.shapes import DecoderShape
 
 
 class LlamaModel(LanguageModel):
     """``LlamaForCausalLM`` of a given shape; weights are normal with the library's own deviation."""
 
-    def __init__(self, shape: Shape, *, dtype: torch.dtype, seed: int) -> None:
+    config_class: type[PreTrainedConfig] = LlamaConfig
+    model_class: type[PreTrainedModel] = LlamaForCausalLM
+    attention = GROUPED_QUERY
+    experts: str | None = None
+    """Name under which the operator for mixtures of experts is registered with the library."""
+
+    def __init__(self, shape: DecoderShape, *, dtype: torch.dtype, seed: int) -> None:
         super().__init__(shape, dtype=dtype)
-        AttentionInterface.register(_ATTENTION, _attend)
-        config = LlamaConfig(
-            vocab_size=shape.vocabulary,
-            hidden_size=shape.hidden,
-            intermediate_size=shape.intermediate,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.key_heads,
-            max_position_embeddings=shape.positions,
-            rms_norm_eps=shape.norm_epsilon,
-            rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
-            tie_word_embeddings=False,
-        )
-        config._attn_implementation = _ATTENTION
+        AttentionInterface.register(GROUPED_QUERY, attend)
+        config = self.config_class(**self.settings(shape))
+        config._attn_implementation = self.attention
+        config._experts_implementation = self.experts
         with torch.device("meta"):
-            module = LlamaForCausalLM(config)
-        _materialise(module, dtype)
+            module = self.model_class(config)
+            self.adapt(module)
+        materialise(module, dtype)
         self.module = module.eval()
-        deviation = float(config.initializer_range)
+        deviation = float(config.get_text_config().initializer_range)
         self.recipes = {
-            **{name: _recipe(name, deviation) for name, _ in self.module.named_parameters()},
-            **{
-                name: {"kind": "inverse_frequencies", "theta": shape.rope_theta}
-                for name, _ in self.module.named_buffers()
-            },
+            **{name: recipe_for(name, deviation) for name, _ in self.module.named_parameters()},
+            **self.buffer_recipes(config),
         }
         initialise_module(self.module, self.recipes, seed)
 
-    def logits(self, tokens: torch.Tensor, state: Mapping[str, torch.Tensor], prefill: bool) -> torch.Tensor:
+    def adapt(self, module: Any) -> None:
+        """Replace what the library's own module lacks; called on the meta device."""
+
+    def buffer_recipes(self, config: Any) -> dict[str, dict[str, Any]]:
+        """Recipes of the rotary frequencies; a buffer that is left out keeps its values in the trace."""
+        recipe = {"kind": "inverse_frequencies", "theta": config.rope_parameters["rope_theta"]}
+        return {name: recipe for name, _ in self.module.named_buffers()}
+
+    def settings(self, shape: DecoderShape) -> dict[str, Any]:
+        """The shape in the words of the library's configuration."""
+        return {
+            "vocab_size": shape.vocabulary,
+            "hidden_size": shape.hidden,
+            "intermediate_size": shape.intermediate,
+            "num_hidden_layers": shape.layers,
+            "num_attention_heads": shape.heads,
+            "num_key_value_heads": shape.key_heads,
+            "max_position_embeddings": shape.positions,
+            "rms_norm_eps": shape.norm_epsilon,
+            "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+            "tie_word_embeddings": False,
+            "bos_token_id": None,
+            "eos_token_id": None,
+        }
+
+    def mask(self, state: Mapping[str, torch.Tensor], prefill: bool) -> Any:
+        """What the library is given as the mask; it hands it on to :func:`attend`."""
+        return None if prefill else decode_mask(state, self.dtype)
+
+    def cache(self, state: Mapping[str, torch.Tensor], prefill: bool) -> Any:
+        """What the library is given as the cache."""
+        return StateCache(state, self.shape.layers, prefill)
+
+    def logits(
+        self, inputs: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor], prefill: bool
+    ) -> torch.Tensor:
         """See the base class."""
+        tokens = inputs["tokens"]
         if prefill:
-            positions = torch.arange(tokens.shape[1], dtype=torch.int64)
+            positions = torch.arange(tokens.shape[1], dtype=torch.int64, device=tokens.device)
         else:
             positions = state[POSITION]
         result = self.module(
             tokens,
-            None if prefill else decode_mask(state, self.dtype),
+            self.mask(state, prefill),
             positions.unsqueeze(0),
-            _StateCache(state, self.shape.layers, prefill),
+            self.cache(state, prefill),
             use_cache=True,
             logits_to_keep=1,
         )
@@ -67,73 +105,8 @@ class LlamaModel(LanguageModel):
         return logits
 
 
-def _materialise(module: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Give a model built on the meta device memory: parameters in ``dtype``, buffers in their own.
+class QwenModel(LlamaModel):
+    """``Qwen2ForCausalLM``: Llama's layers with biases on queries, keys and values."""
 
-    Rotary frequencies are such buffers: in float32, because they decide positions of thousands of tokens;
-    registered as persistent, so that a trace knows them as weights with a recipe.
-    (``Module.to_empty`` cannot swap the tensors of a model that was built under a fake-tensor mode.)
-    """
-    for part in module.modules():
-        for name, parameter in list(part.named_parameters(recurse=False)):
-            fresh = torch.empty(parameter.shape, dtype=dtype, device="cpu")
-            setattr(part, name, torch.nn.Parameter(fresh, requires_grad=False))
-        for name, buffer in list(part.named_buffers(recurse=False)):
-            part.register_buffer(name, torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu"))
-
-
-class _StateCache(Cache):
-    """The library's cache interface over the state tensors of one program."""
-
-    def __init__(self, state: Mapping[str, torch.Tensor], layers: int, prefill: bool) -> None:
-        super().__init__(layers=[_StateLayer(state, layer, prefill) for layer in range(layers)])
-
-
-class _StateLayer(CacheLayerMixin):
-    """Keys and values of one layer in the state."""
-
-    is_compileable = False
-
-    def __init__(self, state: Mapping[str, torch.Tensor], layer: int, prefill: bool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.state, self.layer, self.prefill = state, layer, prefill
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing: the state exists before the model runs."""
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append, and return the keys and values to attend to."""
-        return append(self.state, self.layer, key_states, value_states, self.prefill)
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Rows of the cache, and the first one."""
-        return self.get_max_length(), 0
-
-    def get_seq_length(self) -> int:
-        """Rows in use; only asked where positions are not given, and they always are."""
-        return 0
-
-    def get_max_length(self) -> int:
-        """Capacity in tokens."""
-        return int(self.state[f"layers.{self.layer}.key"].shape[2])
-
-
-def _attend(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attention as the library calls it; it wants (batch, tokens, heads, head width) back."""
-    return attention(query, key, value, attention_mask).transpose(1, 2), None
-
-
-def _recipe(name: str, deviation: float) -> dict[str, Any]:
-    if name.endswith("norm.weight"):
-        return {"kind": "ones"}
-    return {"kind": "normal", "mean": 0.0, "std": deviation}
+    config_class = Qwen2Config
+    model_class = Qwen2ForCausalLM

@@ -1,0 +1,158 @@
+"""Every catalogued model at full size under --fake, and every tiny twin replayed bit for bit.
+
+Each model is traced in a process of its own, so that its peak memory is known; seconds are that whole process's,
+and a program's are those of its own recording. Replay runs each program of a tiny twin for several iterations on
+seeded inputs, and compares all outputs and the final state with those of the model itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import Bar, report
+from tessera_core.program.generate import new_memory, shared_buffers
+from tessera_core.program.ir import Program, Trace
+from tessera_core.program.replay import ProgramRunner
+from tessera_core.program.store import load_trace
+from tessera_core.program.weights import materialise_weights, random_inputs
+from tessera_core.trace.factory import build
+from tessera_core.trace.model import TraceableModel
+from tessera_core.trace.models.catalogue import CATALOGUE
+from tessera_core.trace.models.shapes import DiffusionShape, Shape
+from tessera_core.trace.request import parse_program
+from tessera_core.trace.stage import TraceStage
+from tessera_formats.trace import read_trace
+
+FULL = ("prefill:batch=1,context=1024", "decode:batch=64,context=1024")
+TINY = ("prefill:batch=2,context=16", "decode:batch=4,context=64")
+FULL_IMAGE, TINY_IMAGE = ("step:batch=2,context=128",), ("step:batch=2,context=16",)
+ITERATIONS = 3
+MOST_SECONDS = 60
+MOST_BYTES = 6_000_000_000
+
+
+def is_tiny(shape: Shape) -> bool:
+    """Whether a model is small enough to be run here."""
+    return shape.name.endswith("-tiny")
+
+
+def programs_of(shape: Shape) -> tuple[str, ...]:
+    """The programs that are traced of a model."""
+    if isinstance(shape, DiffusionShape):
+        return TINY_IMAGE if is_tiny(shape) else FULL_IMAGE
+    return TINY if is_tiny(shape) else FULL
+
+
+def measure(shape: Shape) -> dict[str, Any]:
+    """Trace a model, and replay it if it is tiny; runs in a process of its own."""
+    marks: list[tuple[str, float]] = []
+    programs = tuple(parse_program(text) for text in programs_of(shape))
+    stage = TraceStage(model=shape.name, programs=programs, fake=not is_tiny(shape))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.trace"
+        facts = stage.run(path, lambda message: marks.append((message, time.perf_counter())))
+        launches = _launches(path)
+        exact = replay(load_trace(path), shape) if is_tiny(shape) else {}
+    seconds = {message: after - before for (message, before), (_, after) in itertools.pairwise(marks)}
+    (table,) = facts.tables
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    return {
+        "programs": {
+            row["program"]: {
+                "ops": row["ops"],
+                "kernels": row["kernels"],
+                "signatures": row["signatures"],
+                "launches": launches.count(number),
+                "guards": row["guards"],
+                "flops": row["flops"],
+                "seconds": round(seconds[f"tracing {row['program']}"], 2),
+                **({"replay_exact": exact[row["program"]]} if exact else {}),
+            }
+            for number, row in enumerate(rows)
+        },
+        "weight_bytes": facts.values["weight_bytes"],
+        "peak_memory_bytes": facts.values["peak_memory_bytes"],
+    }
+
+
+def _launches(path: Path) -> list[int]:
+    """The program of each captured launch, over all targets; none without a capture."""
+    bundle = read_trace(path)
+    tables = [bundle.table(f"targets/{target}/launches") for target in bundle.targets()]
+    return [number for table in tables for number in table.column("program").to_pylist()]
+
+
+@torch.no_grad()
+def replay(trace: Trace, shape: Shape) -> dict[str, bool]:
+    """By program, whether replay gives what the model gives: every output and all state, in every iteration."""
+    torch.set_num_threads(1)
+    model = build(shape.name, None, int(trace.info["seed"]), None).model
+    return {program.name: _is_exact(trace, program, model) for program in trace.programs}
+
+
+def _is_exact(trace: Trace, program: Program, model: TraceableModel) -> bool:
+    request = parse_program(program.name)
+    inputs = random_inputs(trace, program, 0, range(program.batch))
+    state = model.make_state(request)
+    weights = materialise_weights(trace, shared_buffers(trace, program))
+    memory, runner = new_memory(trace, program, weights, inputs), ProgramRunner(trace, program)
+    for _ in range(1 if program.phase == "prefill" else ITERATIONS):
+        outputs = model.step(request, inputs, state)
+        runner(memory)
+        expected = {"output": outputs, "state": state}
+        for binding in program.io:
+            if binding.role != "input" and not torch.equal(
+                memory.view(binding.tensor), expected[binding.role][binding.name]
+            ):
+                return False
+        for name, binding in program.bindings("output").items():
+            if binding.feeds is not None and inputs[binding.feeds].shape == outputs[name].shape:
+                inputs[binding.feeds] = outputs[name]
+                memory.view(program.bindings("input")[binding.feeds].tensor).copy_(outputs[name])
+    return True
+
+
+def main() -> int:
+    """Measure each model in a process of its own and compare with the bars."""
+    if len(sys.argv) == 2:
+        (shape,) = (shape for shape in CATALOGUE if shape.name == sys.argv[1])
+        print(json.dumps(measure(shape)))
+        return 0
+    results: dict[str, Any] = {}
+    bars: list[Bar] = []
+    for shape in CATALOGUE:
+        if shape.source == "embedded":
+            continue
+        print(f"{shape.name} ...", file=sys.stderr)
+        started = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.trace", shape.name],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        seconds = round(time.perf_counter() - started, 2)
+        found = results[shape.name] = {**json.loads(done.stdout), "seconds": seconds}
+        if is_tiny(shape):
+            exact = [program["replay_exact"] for program in found["programs"].values()]
+            bars.append(
+                Bar(f"{shape.name}: programs replayed bit for bit", sum(exact), f"= {len(exact)}", all(exact))
+            )
+            continue
+        peak = found["peak_memory_bytes"]
+        bars.append(Bar(f"{shape.name}: seconds", seconds, f"< {MOST_SECONDS}", seconds < MOST_SECONDS))
+        bars.append(Bar(f"{shape.name}: peak memory", peak, f"< {MOST_BYTES}", peak < MOST_BYTES))
+    return report("trace", results, bars)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
