@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from tessera_core.devices.cpu import processor_name, usable_cpus
@@ -25,8 +26,12 @@ def report(
 ) -> int:
     """Print a benchmark's findings as JSON; gives the exit code. ``machine``: else the processor is named."""
     machine = machine or f"{processor_name()}, {len(usable_cpus())} CPUs"
-    rows = [asdict(bar) for bar in bars]
-    print(
-        json.dumps({"benchmark": benchmark, "machine": machine, "results": results, "bars": rows}, indent=2)
-    )
+    found = {
+        "benchmark": benchmark,
+        "machine": machine,
+        "date": datetime.now(UTC).date().isoformat(),
+        "results": results,
+        "bars": [asdict(bar) for bar in bars],
+    }
+    print(json.dumps(found, indent=2))
     return 0 if all(bar.holds for bar in bars) else 1
