@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 TESTS = Path(__file__).parent
 
@@ -26,6 +27,16 @@ os.environ.setdefault("HF_HOME", str(_CACHE / "huggingface"))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Two test processes of two threads each would fight for the cores, and sums depend on the thread count.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+# The quick tests draw the same examples every time, so that a change is judged by what it changed; the slow run
+# draws new ones, and prints how to repeat a failure.
+settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("searching", print_blob=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("searching" if config.getoption("--slow") else "repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
