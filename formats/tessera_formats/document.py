@@ -179,7 +179,9 @@ def parse_toml(raw: bytes, path: Path | str, kind: str) -> dict[str, Any]:
     try:
         return tomli.loads(raw.decode())
     except UnicodeDecodeError as problem:
-        raise ArtifactError(f"{path}: is no text, expected {with_article(kind)} in TOML") from problem
+        raise ArtifactError(
+            f"{path}: is no text, expected {with_article(kind)} in TOML; {WRITE_AGAIN}"
+        ) from problem
     except tomli.TOMLDecodeError as problem:
         raise ArtifactError(f"{path}: is no valid TOML: {problem}") from problem
 

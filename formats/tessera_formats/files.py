@@ -66,7 +66,9 @@ def check_output_file(target: Path, kind: str) -> None:
         raise ArtifactError(f"{target}: is a folder, expected a file; name another output")
     check_parent(target)
     if target.is_file() and not _holds(read_file(target), kind):
-        raise ArtifactError(f"{target}: exists and is no {kind}; it is left alone, name another output")
+        raise ArtifactError(
+            f"{target}: exists and can't be told as a {kind}; it is left alone, delete it or name another output"
+        )
 
 
 def _holds(content: bytes, kind: str) -> bool:

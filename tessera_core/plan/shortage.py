@@ -79,11 +79,13 @@ def _remedy(need: _Need, capacity: int, problem: Problem, *, placement: bool) ->
     room = capacity - need.weights
     per_slot = (need.state + need.activations) / problem.slots
     batch = problem.programs[-1].batch
-    spread = " or use --strategy placement over several devices," if placement else ""
+    spread = " use --strategy placement over several devices, or" if placement else ""
     if room > per_slot and problem.slots > 1:
         return f"use --in-flight {int(room // per_slot)}"
     if room > 0 and (fitting := int(batch * room / max(per_slot, 1))) >= 1:
-        return f"trace with batch {fitting} or less,{spread} or add {_gb(need.total - capacity)} of memory"
+        return (
+            f"trace with batch {fitting} or less,{spread or ' or'} add {_gb(need.total - capacity)} of memory"
+        )
     missing = _gb(need.total - capacity)
     cause = "the weights alone are too large" if room <= 0 else "one request alone is too large"
     return f"{cause}:{spread} add {missing} of memory or another device"

@@ -170,7 +170,7 @@ def test_a_file_of_another_kind_is_left_alone(tmp_path):
     precious = tmp_path / "notes.txt"
     for content in ("precious", 'kind = "plan"\n'):
         precious.write_text(content)
-        with pytest.raises(ArtifactError, match="exists and is no profile; it is left alone"):
+        with pytest.raises(ArtifactError, match="told as a profile; it is left alone"):
             write_profile(precious, HEADER, TIMES.build([ROW]))
         assert precious.read_text() == content
     precious.write_text("")
