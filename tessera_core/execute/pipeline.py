@@ -113,11 +113,6 @@ class Pipeline:
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self._stop(STOP_SECONDS if error is None else 0.0)
 
-    @property
-    def process_ids(self) -> dict[str, int]:
-        """Process id of each device's worker."""
-        return {device: process.pid for device, process in self._processes.items()}
-
     def run(self, batches: Sequence[RequestBatch]) -> Outcome:
         """Run batches to their end; a lost worker, or one that refuses to go on, ends the run early.
 

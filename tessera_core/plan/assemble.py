@@ -7,8 +7,8 @@ from collections.abc import Callable
 from tessera_core.plan.ir import Assignment, Home, Transfer
 from tessera_core.plan.placement import Placement, crossings, homes
 from tessera_core.plan.problem import Problem
+from tessera_formats.deps import WHOLE
 
-WHOLE = "whole"
 KernelTimes = Callable[[str, str], float]
 """(signature, device type) -> microseconds."""
 

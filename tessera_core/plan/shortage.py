@@ -7,10 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tessera_core.plan.cluster import GIGABYTE
 from tessera_core.plan.problem import Problem
-
-GIGABYTE = 1e9
-"""Bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
