@@ -19,7 +19,7 @@ from tessera_formats.document import Field, Record
 from tessera_formats.errors import OriginError
 from tessera_formats.table import BOX, Column, ForeignKey, TableSchema, content_checksum
 
-I32, I64, TEXT, FLAG = pa.int32(), pa.int64(), pa.string(), pa.bool_()
+I32, I64, F64, TEXT, FLAG = pa.int32(), pa.int64(), pa.float64(), pa.string(), pa.bool_()
 INTS, LONGS, TEXTS = pa.list_(pa.int32()), pa.list_(pa.int64()), pa.list_(pa.string())
 
 BUFFER_KINDS = ("weight", "input", "constant", "state", "activation", "output", "workspace")
@@ -106,6 +106,13 @@ KERNELS = TableSchema(
         Column(name="state_writer", type=TEXT, meaning="copy: may run on every home", choices=STATE_WRITERS),
         Column(name="dtype", type=TEXT, meaning="dtype of the arithmetic, e.g. bfloat16"),
         Column(name="layer", type=I32, meaning="index of the repeated layer", nullable=True, minimum=0),
+        Column(
+            name="group",
+            type=I32,
+            meaning="kernels of one number are tied by a collective and placed together; null: free",
+            nullable=True,
+            minimum=0,
+        ),
     ),
     key=("program", "kernel"),
     foreign=(ForeignKey(("program",), "programs", ("program",)),),
@@ -124,9 +131,24 @@ OPS = TableSchema(
         Column(name="arguments", type=TEXT, meaning='canonical JSON; tensors as {"tensor": id}'),
         Column(name="inputs", type=INTS, meaning="tensor ids read or written", minimum=0),
         Column(name="outputs", type=INTS, meaning="tensor ids returned, fresh storage or aliases", minimum=0),
+        Column(name="stream", type=I32, meaning="stream that the model issued it on; 0: its main", minimum=0),
     ),
     key=("program", "op"),
     foreign=(ForeignKey(("program", "kernel"), "kernels", ("program", "kernel")),),
+)
+STREAM_WAITS = TableSchema(
+    name="stream_waits",
+    meaning="one row per order between two streams that the model states with an event",
+    columns=(
+        Column(name="program", type=I32, meaning="program", minimum=0),
+        Column(name="source", type=I32, meaning="last op before the event was recorded", minimum=0),
+        Column(name="destination", type=I32, meaning="first op that waits for it", minimum=0),
+    ),
+    key=("program", "source", "destination"),
+    foreign=(
+        ForeignKey(("program", "source"), "ops", ("program", "op")),
+        ForeignKey(("program", "destination"), "ops", ("program", "op")),
+    ),
 )
 OPERANDS = TableSchema(
     name="operands",
@@ -337,6 +359,19 @@ LAUNCH_ATTRIBUTES = TableSchema(
     ),
     key=("program", "kernel", "launch", "attribute"),
 )
+RECORDED = TableSchema(
+    name="recorded",
+    meaning="one row per launch that a profiler timed in somebody else's run",
+    columns=(
+        Column(name="program", type=I32, meaning="program", minimum=0),
+        Column(name="kernel", type=I32, meaning="kernel", minimum=0),
+        Column(name="launch", type=I32, meaning="launch", minimum=0),
+        Column(name="stream", type=I64, meaning="CUDA stream, as the profiler numbers it"),
+        Column(name="start_us", type=F64, meaning="from the program's first launch", minimum=0),
+        Column(name="duration_us", type=F64, meaning="time on the GPU", minimum=0),
+    ),
+    key=("program", "kernel", "launch"),
+)
 CAPTURE = TableSchema(
     name="capture",
     meaning="one row per fact about the machine and build that a target was captured with",
@@ -364,6 +399,20 @@ INFO = Record(
         Field(name="seed", type="integer", meaning="seed of the weights"),
         Field(name="dtype", type="string", meaning="dtype of the weights"),
         Field(name="fake", type="boolean", meaning="traced without memory (--fake)"),
+        Field(
+            name="tensor_parallel",
+            type="integers",
+            meaning="shares of the ranks, e.g. [2, 1]; absent: not sharded",
+            required=False,
+            minimum=1,
+        ),
+        Field(
+            name="rank",
+            type="integer",
+            meaning="rank whose shard this is; only with tensor_parallel",
+            required=False,
+            minimum=0,
+        ),
         Field(name="replayable", type="boolean", meaning="whether run can execute it"),
         Field(name="notes", type="strings", meaning="what a reader must know, e.g. fused operators"),
         Field(name="versions", type="record", meaning="package versions", inner=Record((), open=True)),
@@ -374,7 +423,7 @@ TRACE_VERSIONS = {
         kind="trace",
         version=1,
         info=INFO,
-        tables=(PROGRAMS, BUFFERS, TENSORS, KERNELS, OPS, OPERANDS, IO, WEIGHTS, STATES, GUARDS),
+        tables=(PROGRAMS, BUFFERS, TENSORS, KERNELS, OPS, STREAM_WAITS, OPERANDS, IO, WEIGHTS, STATES, GUARDS),
         target_tables=(
             LAUNCHES,
             MODULES,
@@ -382,6 +431,7 @@ TRACE_VERSIONS = {
             POINTERS,
             LAUNCH_EDGES,
             LAUNCH_ATTRIBUTES,
+            RECORDED,
             CAPTURE,
         ),
         files=("data.safetensors",),

@@ -98,6 +98,7 @@ class Op:
     """One recorded operator call. ``arguments`` is decoded JSON: ``{"args": [...], "kwargs": {...}}``.
 
     Tensors in it are ``{"tensor": id}``; dtypes ``{"dtype": name}``; devices ``{"device": "any"}``.
+    ``stream``: the stream that the model issued it on, 0 for its main one.
     """
 
     id: int
@@ -108,11 +109,15 @@ class Op:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     operands: tuple[Operand, ...]
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """The placed unit: a group of consecutive-or-independent ops, or one Triton launch."""
+    """The placed unit: a group of consecutive-or-independent ops, or one Triton launch.
+
+    Kernels of one ``group`` are tied by a collective and placed together; None: free.
+    """
 
     id: int
     signature: str
@@ -125,6 +130,18 @@ class Kernel:
     dtype: str
     layer: int | None
     ops: tuple[int, ...]
+    group: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamWait:
+    """An order between ops of two streams that the model states with an event.
+
+    ``source``: last op before the event was recorded; ``destination``: first op that waits for it.
+    """
+
+    source: int
+    destination: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +199,7 @@ class Program:
     kernels: tuple[Kernel, ...]
     io: tuple[IoBinding, ...]
     guards: tuple[Guard, ...]
+    stream_waits: tuple[StreamWait, ...] = ()
 
     def bindings(self, role: str) -> dict[str, IoBinding]:
         """Inputs, outputs or state by name."""

@@ -20,6 +20,7 @@ from tessera_core.program.ir import (
     Operand,
     Program,
     State,
+    StreamWait,
     TensorRef,
     Trace,
     Weight,
@@ -63,6 +64,7 @@ def trace_from_bundle(bundle: Bundle) -> Trace:
                 inputs=tuple(row["inputs"]),
                 outputs=tuple(row["outputs"]),
                 operands=tuple(operands[row["program"], row["op"]]),
+                stream=row["stream"],
             )
         )
     kernels: dict[int, list[Kernel]] = defaultdict(list)
@@ -77,6 +79,9 @@ def trace_from_bundle(bundle: Bundle) -> Trace:
     guards: dict[int, list[Guard]] = defaultdict(list)
     for row in rows["guards"]:
         guards[row.pop("program")].append(Guard(**row))
+    waits: dict[int, list[StreamWait]] = defaultdict(list)
+    for row in rows["stream_waits"]:
+        waits[row.pop("program")].append(StreamWait(**row))
     programs = tuple(
         Program(
             id=row["program"],
@@ -88,6 +93,7 @@ def trace_from_bundle(bundle: Bundle) -> Trace:
             kernels=tuple(kernels[row["program"]]),
             io=tuple(io[row["program"]]),
             guards=tuple(guards[row["program"]]),
+            stream_waits=tuple(waits[row["program"]]),
         )
         for row in sorted(rows["programs"], key=lambda r: int(r["program"]))
     )
@@ -151,7 +157,7 @@ def trace_tables(trace: Trace) -> dict[str, pa.Table]:
                     "program": program.id,
                     "kernel": kernel.id,
                     **_fields(kernel, ("signature", "name", "kind", "flops", "read_bytes", "written_bytes")),
-                    **_fields(kernel, ("state_writer", "dtype", "layer")),
+                    **_fields(kernel, ("state_writer", "dtype", "layer", "group")),
                 }
             )
         for op in program.ops:
@@ -159,7 +165,7 @@ def trace_tables(trace: Trace) -> dict[str, pa.Table]:
                 {
                     "program": program.id,
                     "op": op.id,
-                    **_fields(op, ("kernel", "target", "schema", "inputs", "outputs")),
+                    **_fields(op, ("kernel", "target", "schema", "inputs", "outputs", "stream")),
                     "arguments": canonical_json(op.arguments),
                 }
             )
@@ -175,6 +181,10 @@ def trace_tables(trace: Trace) -> dict[str, pa.Table]:
         for binding in program.io:
             rows["io"].append(
                 {"program": program.id, **_fields(binding, ("role", "name", "tensor", "feeds"))}
+            )
+        for wait in program.stream_waits:
+            rows["stream_waits"].append(
+                {"program": program.id, "source": wait.source, "destination": wait.destination}
             )
         for guard in program.guards:
             rows["guards"].append(

@@ -190,7 +190,7 @@ def test_estimates_and_fakeness_are_not_part_of_the_program():
     buffer = {"buffer": 0, "program": None, "kind": "weight", "bytes": 4, "name": "w", "real": True}
     kernel = {
         "program": 0, "kernel": 0, "signature": "s", "name": "n", "kind": "matmul", "flops": 1, "read_bytes": 2,
-        "written_bytes": 3, "state_writer": "none", "dtype": "float32", "layer": None,
+        "written_bytes": 3, "state_writer": "none", "dtype": "float32", "layer": None, "group": None,
     }  # fmt: skip
 
     def digest(row: dict[str, object], table: str, **changes: object) -> str:
