@@ -21,7 +21,7 @@ DEVICE = "cuda:0"
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
 def test_stored_launches_give_what_the_groups_give(compiled: bool, tmp_path: Path) -> None:
-    from benchmarks.capture import compare, memory_of, rebuilt, results_of, run_groups, values
+    from benchmarks.capture.iteration import compare, memory_of, rebuilt, results_of, run_groups, values
 
     path = tmp_path / "demo.trace"
     TraceStage(model="demo", programs=(ProgramRequest("decode", 2, 16),)).run(path)
