@@ -112,7 +112,6 @@ def test_scratch_memory_that_a_call_took_in_turns_is_one_piece() -> None:
     assert alone.find(BASE + 8192, whole) == (None, 0, 0)
 
 
-
 def test_pointers_are_found_inside_structures_and_zeroed() -> None:
     given = [Owned(BASE, 512, 4), Owned(BASE + 4096, 512, 9)]
     outside = BASE + (1 << 30)
