@@ -159,7 +159,7 @@ SMALL = (
     Case("clamped_experts", (5, 96, 33, 8, 2)),
     Case("clamped_experts", (67, 40, 70, 3, 2)),
     Case("gated_experts", (7, 50, 24, 5, 3)),
-    Case("gated_experts", (600, 17, 9, 2, 2)),
+    Case("gated_experts", (550, 17, 9, 2, 2)),
     Case("gated_experts", (2, 16, 16, 40, 4)),
     Case("causal_convolution", (2, 5, 7, 4)),
     Case("causal_convolution", (1, 2, 130, 4)),

@@ -36,15 +36,6 @@ class Group:
     results: tuple[int, ...]
     native: bool
 
-    def compiled(self) -> list[Any]:
-        """What Triton compiled the group's own launches to, once they have run."""
-        found = [
-            vars(node.target).get("compiled", ())
-            for node in self.function.graph.nodes
-            if self.native and node.op == "call_function" and hasattr(node.target, "__dict__")
-        ]
-        return [made for each in found for made in each]
-
     def arguments(self, memory: Memory) -> list[torch.Tensor]:
         """The arguments as views of a memory's storages."""
         return [memory.view(tensor) for tensor in self.inputs]
@@ -248,21 +239,14 @@ class _Builder:
 
 
 def native_launch(kernel: Any, arguments: Mapping[str, Any]) -> Callable[..., None]:
-    """A function that launches ``kernel`` with the recorded grid, constexprs and options.
-
-    Its attribute ``compiled`` lists what Triton compiled the launches to, with handle and PTX.
-    """
+    """A function that launches ``kernel`` with the recorded grid, constexprs and options."""
     names = tuple(kernel.arg_names)
     grid = tuple(arguments["grid"])
     fixed = {**arguments["constexprs"], **arguments["options"]}
-    compiled: list[Any] = []
 
     def launch(*args: Any, **kwargs: Any) -> None:
-        made = kernel[grid](**dict(zip(names, args)), **kwargs, **fixed)
-        if made is not None and made not in compiled:
-            compiled.append(made)
+        kernel[grid](**dict(zip(names, args)), **kwargs, **fixed)
 
-    vars(launch)["compiled"] = compiled
     return launch
 
 

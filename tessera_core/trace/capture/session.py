@@ -93,9 +93,6 @@ class Session:
                 for _ in range(_WARM_UPS):
                     function(*arguments)
                 torch.cuda.synchronize(self.device)
-                for made in group.compiled():
-                    # Triton loads a kernel once in a process, perhaps before anyone was listening.
-                    self.modules.add(int(made.function), made.asm["ptx"])
                 graph, results, marks, kept, log, standing = self._watch(function, arguments, stream)
         except TesseraError:
             raise
