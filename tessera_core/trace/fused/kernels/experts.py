@@ -1,7 +1,7 @@
 """Grouped products of a mixture of experts: tokens sorted by expert, each tile of them against one expert.
 
 Five launches whatever the router chose: count, sort into tiles, product with the gate, product back, sum over a
-token's experts. PyTorch's own grouped product has no bias, and in float32 and before Hopper it asks the host.
+token's experts. PyTorch's own grouped product takes bfloat16 alone, has no bias per expert and carries no PTX.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
