@@ -11,7 +11,7 @@ from tessera_core.program.ir import Program, Trace
 from tessera_core.program.memory import Memory, view_of
 from tessera_core.program.weights import fill, materialise_weights, random_inputs
 from tessera_core.trace.capture.driver import driver
-from tessera_core.trace.capture.group import store_results
+from tessera_core.trace.capture.group import Group, store_results
 from tessera_core.trace.capture.rebuild import build_graph, run_graph, stored_launches
 from tessera_core.trace.capture.session import Session
 
@@ -76,10 +76,52 @@ def run_groups(session: Session, program: Program, memory: Memory) -> None:
     """One iteration, kernel by kernel."""
     with torch.no_grad():
         for kernel in program.kernels:
-            group = session.group(program, kernel.id)
-            function = session.function(kernel.signature, group)
-            store_results(group, memory, function(*group.arguments(memory)))
+            _run(session, session.group(program, kernel.id), kernel.signature, memory)
     torch.cuda.synchronize(DEVICE)
+
+
+def run_both(compiled: Session, eager: Session, program: Program, memory: Memory) -> dict[str, Any]:
+    """An iteration of the compiled groups; each kernel runs eagerly on the same values too.
+
+    Returns the largest relative error, and the kernel that made it.
+    """
+    worst: dict[str, Any] = {"relative_error": 0.0, "kernel": None}
+    with torch.no_grad():
+        for kernel in program.kernels:
+            group = compiled.group(program, kernel.id)
+            twin = _copied(memory, group)
+            _run(eager, group, kernel.signature, twin)
+            _run(compiled, group, kernel.signature, memory)
+            tensors = (*group.inputs, *group.results)
+            found = compare(*({str(t): held.view(t) for t in tensors} for held in (twin, memory)))
+            if found["relative_error"] > worst["relative_error"]:
+                worst = {"relative_error": found["relative_error"], "kernel": kernel.name}
+    torch.cuda.synchronize(DEVICE)
+    return worst
+
+
+def _run(session: Session, group: Group, signature: str, memory: Memory) -> None:
+    function = session.function(signature, group)
+    store_results(group, memory, function(*group.arguments(memory)))
+
+
+def _copied(memory: Memory, group: Group) -> Memory:
+    """What a group is given, in a memory of its own; weights and constants are shared."""
+    trace = memory.trace
+    buffers = {trace.tensors[tensor].buffer for tensor in group.inputs}
+    return memory_of(trace, {buffer: memory.storage(buffer) for buffer in buffers})
+
+
+def rerouted(trace: Trace, program: Program, one: Memory, other: Memory) -> dict[str, int] | None:
+    """Tokens (counted in every layer) that two runs sent to different experts; None where there are no experts."""
+    found = {"tokens": 0, "rerouted": 0}
+    for op in program.ops:
+        if op.target.startswith("tessera.") and "experts" in op.target:
+            chosen = next(t for t in op.inputs if trace.tensors[t].dtype == "int64")
+            first, second = (held.view(chosen).sort(dim=1).values for held in (one, other))
+            found["tokens"] += first.shape[0]
+            found["rerouted"] += int((first != second).any(dim=1).sum())
+    return found if found["tokens"] else None
 
 
 def rebuilt(
@@ -122,7 +164,9 @@ def compare(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> 
         if not torch.equal(one, other):
             unequal.append(name)
             if one.dtype.is_floating_point:
-                difference = torch.linalg.vector_norm((one - other).float())
-                found = float(difference / torch.linalg.vector_norm(other.float()))
+                # Masks hold infinities, whose difference and size are no numbers.
+                difference = torch.where(one == other, 0.0, (one - other).float())
+                size = torch.linalg.vector_norm(other.float().masked_fill(other.isinf(), 0.0))
+                found = float(torch.linalg.vector_norm(difference) / size)
                 error = max(error, found if found == found else float("inf"))
     return {"equal": not unequal, "unequal": unequal[:4], "relative_error": error}
