@@ -143,22 +143,12 @@ class AddressBook:
         index = bisect_right(self._sorted, address, key=lambda owned: owned.start) - 1
         if index >= 0 and address < self._sorted[index].start + self._sorted[index].bytes:
             return self._sorted[index].buffer, None, address - self._sorted[index].start
-        alive = [life for life in self.born if life.start <= address < life.end and life.lives_in(interval)]
-        if len(alive) > 1:
-            # A block taken, given back and taken again within one call: the last one is what is used now,
-            # and serves for the others if it is as large.
-            last = max(alive, key=lambda life: life.born)
-            if any(life.start < last.start or life.end > last.end for life in alive):
-                raise UntracedLaunchError(
-                    f"a launch points to {address:#x}, which two allocations of one call held in turn;"
-                    " capture with --no-compile, or register the call as a custom op"
-                )
-            alive = [last]
-        if alive:
+        held = self._held(address, interval)
+        if held is not None:
             for owned in self.made:
-                if owned.start == alive[0].start and alive[0].died is None:
+                if owned.start == held.start and held.died is None:
                     return owned.buffer, None, address - owned.start
-            return self._scratch(alive[0], "kernel", address)
+            return self._scratch(held, "kernel", address)
         for life in self.standing:
             if life.start <= address < life.end:
                 return self._scratch(life, "library", address)
@@ -166,6 +156,33 @@ class AddressBook:
         if outside is None:
             return None
         return self._scratch(Lifetime(*outside, -1, None), "library", address)
+
+    def _held(self, address: int, interval: Interval) -> Lifetime | None:
+        """The allocation of the interval that an address lies in.
+
+        A call may take a block, give it back and take parts of it again, or more. What overlaps then is one
+        piece of memory: the last allocation where that covers it all, else one as large as all together.
+        """
+        alive = [life for life in self.born if life.lives_in(interval)]
+        group: list[Lifetime] = []
+        start, end, known = address, address + 1, -1
+        while len(group) > known:
+            known = len(group)
+            group = [life for life in alive if life.start < end and life.end > start]
+            start = min((life.start for life in group), default=start)
+            end = max((life.end for life in group), default=end)
+        if not group:
+            return None
+        last = max(group, key=lambda life: life.born)
+        if (last.start, last.end) == (start, end):
+            return last
+        if any(life.died is None for life in group):
+            # That one is used after the call too, where it is known by itself.
+            raise UntracedLaunchError(
+                f"a launch points to {address:#x}, which two allocations of one call held in turn;"
+                " capture with --no-compile, or register the call as a custom op"
+            )
+        return Lifetime(start, end - start, last.born, last.died)
 
     def _scratch(self, life: Lifetime, scope: str, address: int) -> tuple[None, int, int]:
         entry = Scratch(life.start, life.bytes, life.born, scope)

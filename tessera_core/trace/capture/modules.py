@@ -78,17 +78,28 @@ class ModuleBook:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Add every Triton kernel that is loaded inside."""
+        """Add every Triton kernel that is loaded inside, or launched: a process loads one only once."""
         from triton import knobs
+        from triton.runtime.jit import JITFunction
 
         def loaded(module: Any, function: Any, name: str, metadata_group: Any, hash: str) -> None:
             for file, path in (metadata_group or {}).items():
                 if str(file).endswith(".ptx"):
                     self.add(int(function), Path(path).read_text(encoding="utf-8"))
 
+        run = JITFunction.run
+
+        def launched(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+            made = run(kernel, *args, **kwargs)
+            if made is not None and int(made.function) not in self.by_handle:
+                self.add(int(made.function), made.asm["ptx"])
+            return made
+
         hook = knobs.runtime.kernel_load_end_hook
         hook.add(loaded)
+        JITFunction.run = launched
         try:
             yield
         finally:
+            JITFunction.run = run
             hook.remove(loaded)

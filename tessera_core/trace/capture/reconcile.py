@@ -21,7 +21,7 @@ from tessera_core.program.replay import TRITON
 from tessera_core.trace.capture.driver import nodes_while_capturing, read_graph
 from tessera_core.trace.capture.graph import RawLaunch
 from tessera_core.trace.factory import build
-from tessera_core.trace.fake import new_fake_mode
+from tessera_core.trace.fake import is_fake, new_fake_mode
 from tessera_core.trace.model import TraceableModel
 from tessera_core.trace.request import ProgramRequest
 from tessera_core.trace.tracer import ATTENTION
@@ -104,7 +104,7 @@ def reconcile(trace: Trace, device: str, trusted: bool) -> tuple[Reconciled, ...
     mode = new_fake_mode()
     dtype = getattr(torch, str(trace.info["dtype"]))
     built = build(str(trace.info["model"]), dtype, int(trace.info["seed"]), mode)
-    materialise(built.model.module, device)
+    place_model(built.model, device)
     return reconcile_model(trace, built.model, device)
 
 
@@ -118,6 +118,15 @@ def reconcile_model(trace: Trace, model: TraceableModel, device: str) -> tuple[R
             inputs = {name: t.to(device) for name, t in model.make_inputs(request).items()}
             found.append(_capture_step(program, model, request, inputs, state, device))
     return tuple(found)
+
+
+def place_model(model: TraceableModel, device: str) -> None:
+    """Put a model that was built without memory on ``device``, with the tensors that it keeps itself."""
+    materialise(model.module, device)
+    for name, value in list(getattr(model, "__dict__", {}).items()):
+        if isinstance(value, torch.Tensor):
+            fresh = torch.zeros(value.shape, dtype=value.dtype, device=device)
+            setattr(model, name, fresh if is_fake(value) else value.to(device))
 
 
 def materialise(module: torch.nn.Module, device: str) -> None:

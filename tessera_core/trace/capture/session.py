@@ -93,9 +93,6 @@ class Session:
                 for _ in range(_WARM_UPS):
                     function(*arguments)
                 torch.cuda.synchronize(self.device)
-                for made in group.compiled():
-                    # Triton loads a kernel once in a process, perhaps before anyone was listening.
-                    self.modules.add(int(made.function), made.asm["ptx"])
                 graph, results, marks, kept, log, standing = self._watch(function, arguments, stream)
         except TesseraError:
             raise
@@ -156,8 +153,10 @@ class Session:
                 memory.bind(buffer, storage)
                 given.append(Owned(storage.data_ptr(), size, buffer))
         for view in group.arguments(memory):
-            if view.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-                view.normal_()
+            if view.numel() and view.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+                # From its first element to its last in a row, because an expanded view can't be filled itself.
+                reach = sum((n - 1) * step for n, step in zip(view.shape, view.stride()))
+                view.as_strided((reach + 1,), (1,)).normal_()
         return memory, given
 
     def _made(self, group: Group, results: Sequence[torch.Tensor]) -> list[Owned]:

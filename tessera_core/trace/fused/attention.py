@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from tessera_core.trace.fused.kernels import on_cuda
+
 
 @torch.library.custom_op("tessera::sink_attention", mutates_args=())
 def sink_attention(
@@ -77,3 +79,7 @@ def _(
     query: torch.Tensor, cache: torch.Tensor, position: torch.Tensor, scale: float, latent: int
 ) -> torch.Tensor:
     return query.new_empty((*query.shape[:2], latent))
+
+
+on_cuda(sink_attention, "attention", "sink_attention")
+on_cuda(latent_attention, "attention", "latent_attention")

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import torch
 
+from tessera_core.trace.fused.kernels import on_cuda
+
 
 def _grouped(
     hidden: torch.Tensor,
@@ -102,3 +104,7 @@ def _(
     down: torch.Tensor,
 ) -> torch.Tensor:
     return hidden.new_empty(hidden.shape)
+
+
+on_cuda(clamped_experts, "experts", "clamped_experts")
+on_cuda(gated_experts, "experts", "gated_experts")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from tessera_core.trace.fused.kernels import on_cuda
+
 
 @torch.library.custom_op("tessera::causal_convolution", mutates_args=("state",))
 def causal_convolution(
@@ -155,3 +157,9 @@ def _advance(
     current.add_((widths[..., None] * values)[..., None] * entering[:, :, None, :])
     mixed = (current * leaving[:, :, None, :]).sum(dim=-1) + skip.float()[:, None] * values
     return mixed.to(source.dtype)
+
+
+on_cuda(causal_convolution, "recurrence", "causal_convolution")
+on_cuda(causal_convolution_step, "recurrence", "causal_convolution_step")
+on_cuda(selective_scan, "recurrence", "selective_scan")
+on_cuda(selective_step, "recurrence", "selective_step")

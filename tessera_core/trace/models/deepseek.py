@@ -52,7 +52,8 @@ class DeepSeekModel(LlamaModel):
         self.notes = (
             NOTE,
             f"weights are {name}; the published checkpoint holds most of them in FP8",
-            "decode attends to latent rows with absorbed projections (tessera::latent_attention)",
+            "decode attends to latent rows with absorbed projections (tessera::latent_attention), on CUDA by Triton"
+            " kernels of this package too",
         )
 
     def settings(self, shape: Any) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class GptOssModel(LlamaModel):
             f"experts are one fused operator per layer (tessera::clamped_experts) with weights in {name};"
             " the published checkpoint holds them in MXFP4",
             "attention with sinks and sliding window is one fused operator (tessera::sink_attention)",
+            "on CUDA both are Triton kernels of this package (tessera_core.trace.fused.kernels)",
             f"keys and values of all layers are kept for the whole context, in {name}",
         )
 

@@ -71,6 +71,7 @@ class MambaModel(TokenModel):
         self.notes = (
             "convolution and selective scan are fused operators (tessera::causal_convolution, tessera::selective_scan);"
             " decode runs their one-token forms",
+            "on CUDA they are Triton kernels of this package (tessera_core.trace.fused.kernels)",
             f"conv_state and ssm_state are {name}, the recurrence is computed in float32",
         )
 

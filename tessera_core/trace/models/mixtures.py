@@ -15,7 +15,10 @@ from tessera_core.trace.models.shapes import MixtureShape
 GATED_EXPERTS = "tessera_gated_experts"
 """Name under which :func:`experts` is registered with the library."""
 
-NOTE = "experts are one fused operator per layer (tessera::gated_experts)"
+NOTE = (
+    "experts are one fused operator per layer (tessera::gated_experts), on CUDA Triton kernels of this package"
+    " (tessera_core.trace.fused.kernels)"
+)
 
 
 class QwenMixtureModel(LlamaModel):

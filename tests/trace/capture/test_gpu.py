@@ -21,7 +21,7 @@ DEVICE = "cuda:0"
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
 def test_stored_launches_give_what_the_groups_give(compiled: bool, tmp_path: Path) -> None:
-    from benchmarks.capture import compare, memory_of, rebuilt, results_of, run_groups, values
+    from benchmarks.capture.iteration import compare, memory_of, rebuilt, results_of, run_groups, values
 
     path = tmp_path / "demo.trace"
     TraceStage(model="demo", programs=(ProgramRequest("decode", 2, 16),)).run(path)
@@ -85,3 +85,18 @@ def refused(tracer: Callable[..., Any], step: Callable[..., Any], says: str) -> 
     model.module.to(DEVICE)
     with pytest.raises(UntracedLaunchError, match=says):
         reconcile_model(trace, model, DEVICE)
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-tiny", "mamba-codestral-tiny"])
+def test_fused_operators_bring_their_ptx(model: str, tmp_path: Path) -> None:
+    """Also where the process has launched them before."""
+    path = tmp_path / "x.trace"
+    programs = (ProgramRequest("prefill", 1, 8), ProgramRequest("decode", 2, 8))
+    TraceStage(model=model, programs=programs).run(path)
+    for compiled in (True, False):
+        trace = load_trace(path)
+        _, tables, _, _ = CaptureStage(device=DEVICE, compiled=compiled).capture(trace)
+        texts = {r["module"] for r in tables["modules"].to_pylist() if r["language"] == "ptx"}
+        launches = [r for r in tables["launches"].to_pylist() if r["op"] is not None]
+        own = [r for r in launches if trace.programs[r["program"]].ops[r["op"]].target.startswith("tessera.")]
+        assert own and all(r["module"] in texts for r in own)

@@ -101,6 +101,17 @@ def test_two_allocations_that_could_be_meant_are_refused_unless_the_last_serves(
         book(born=large_first).find(BASE, whole)
 
 
+def test_scratch_memory_that_a_call_took_in_turns_is_one_piece() -> None:
+    """Where nothing of it outlives the call: whatever pointed anywhere in it keeps its distance."""
+    born = [Lifetime(BASE, 2048, 0, 0), Lifetime(BASE + 512, 512, 1, 1), Lifetime(BASE + 768, 4096, 2, 2)]
+    found = book(born=born)
+    whole = Interval(0, 3)
+    assert [found.find(BASE + far, whole) for far in (0, 600, 4000)] == [(None, 0, f) for f in (0, 600, 4000)]
+    assert [(s.start, s.bytes, s.scope) for s in found.scratch] == [(BASE, 768 + 4096, "kernel")]
+    alone = book(born=[*born[:2], Lifetime(BASE + 8192, 512, 2, 2)])
+    assert alone.find(BASE + 8192, whole) == (None, 0, 0)
+
+
 def test_pointers_are_found_inside_structures_and_zeroed() -> None:
     given = [Owned(BASE, 512, 4), Owned(BASE + 4096, 512, 9)]
     outside = BASE + (1 << 30)

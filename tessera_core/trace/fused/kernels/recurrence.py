@@ -1,0 +1,563 @@
+"""Mamba-2 on a CUDA device: short convolutions, the one-token update, and the chunked scan of a prompt.
+
+The scan is the block decomposition of arXiv 2405.21060, section 6: what each chunk adds to the state, the
+states passed from chunk to chunk, and each token's output from its chunk and from the state before that.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+# Triton reads the kernels' parameter types from the launch.
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_LEAST = 16
+
+
+@triton.jit
+def convolution_kernel(
+    source,
+    weight,
+    bias,
+    state,
+    result,
+    source_batch,
+    source_token,
+    source_channel,
+    weight_channel,
+    weight_tap,
+    bias_stride,
+    state_batch,
+    state_channel,
+    state_tap,
+    tokens,
+    channels,
+    TAPS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """One block: TOKENS tokens of CHANNELS channels; the grid is (blocks of tokens, blocks of channels, batch).
+
+    The blocks of the first tokens also fill the state.
+    """
+    batch = tl.program_id(2).to(tl.int64)
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    there = channel < channels
+    start = source + batch * source_batch + channel[None, :] * source_channel
+    mixed = tl.zeros((TOKENS, CHANNELS), tl.float32)
+    for tap in tl.static_range(TAPS):
+        row = token - (TAPS - 1) + tap
+        seen = (row >= 0) & (row < tokens)
+        values = tl.load(
+            start + row.to(tl.int64)[:, None] * source_token, mask=seen[:, None] & there[None, :], other=0.0
+        )
+        factors = tl.load(weight + channel * weight_channel + tap * weight_tap, mask=there, other=0.0)
+        mixed += values.to(tl.float32) * factors.to(tl.float32)[None, :]
+    mixed += tl.load(bias + channel * bias_stride, mask=there, other=0.0).to(tl.float32)[None, :]
+    target = result + (batch * tokens + token.to(tl.int64))[:, None] * channels + channel[None, :]
+    tl.store(target, mixed * tl.sigmoid(mixed), mask=(token < tokens)[:, None] & there[None, :])
+    if tl.program_id(0) == 0:
+        kept = state + batch * state_batch + channel * state_channel
+        # A row per channel, because a size of 1 is a constant to the compiler, and has no type.
+        oldest = tl.full((CHANNELS,), 1 - TAPS, tl.int64) + tokens
+        for tap in tl.static_range(TAPS - 1):
+            last = source + batch * source_batch + (oldest + tap) * source_token + channel * source_channel
+            newest = tl.load(last, mask=there & (oldest + tap >= 0), other=0.0)
+            tl.store(kept + tap * state_tap, newest, mask=there)
+
+
+@triton.jit
+def convolution_step_kernel(
+    source,
+    weight,
+    bias,
+    state,
+    result,
+    source_batch,
+    source_channel,
+    weight_channel,
+    weight_tap,
+    bias_stride,
+    state_batch,
+    state_channel,
+    state_tap,
+    channels,
+    TAPS: tl.constexpr,
+    PADDED: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """One block: CHANNELS channels of one request; the grid is (blocks of channels, batch)."""
+    batch = tl.program_id(1).to(tl.int64)
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    there = channel < channels
+    tap = tl.arange(0, PADDED)
+    newest = tl.load(source + batch * source_batch + channel * source_channel, mask=there, other=0.0)
+    newest = newest.to(state.dtype.element_ty)
+    kept = state + batch * state_batch + channel[:, None] * state_channel + tap[None, :] * state_tap
+    # The window before this token, and the same without its oldest place: what the state becomes.
+    old = tl.load(kept, mask=there[:, None] & (tap < TAPS - 1)[None, :], other=0.0)
+    moved = tl.load(kept + state_tap, mask=there[:, None] & (tap < TAPS - 2)[None, :], other=0.0)
+    moved = tl.where((tap == TAPS - 2)[None, :], newest[:, None], moved)
+    factors = tl.load(
+        weight + channel[:, None] * weight_channel + tap[None, :] * weight_tap,
+        mask=there[:, None] & (tap < TAPS - 1)[None, :],
+        other=0.0,
+    )
+    mixed = tl.sum(old.to(tl.float32) * factors.to(tl.float32), axis=1)
+    last = tl.load(weight + channel * weight_channel + (TAPS - 1) * weight_tap, mask=there, other=0.0)
+    mixed += newest.to(tl.float32) * last.to(tl.float32)
+    mixed += tl.load(bias + channel * bias_stride, mask=there, other=0.0).to(tl.float32)
+    tl.store(result + batch * channels + channel, mixed * tl.sigmoid(mixed), mask=there)
+    # Another thread may read the place that this one writes.
+    tl.debug_barrier()
+    tl.store(kept, moved, mask=there[:, None] & (tap < TAPS - 1)[None, :])
+
+
+@triton.jit
+def softplus(values):
+    """``log(1 + exp(values))``, which is ``values`` where that is large (as in PyTorch, above 20)."""
+    return tl.where(values > 20.0, values, tl.log(1.0 + tl.exp(tl.minimum(values, 20.0))))
+
+
+@triton.jit
+def step_kernel(
+    source,
+    step,
+    decay,
+    enter,
+    leave,
+    skip,
+    step_bias,
+    state,
+    result,
+    source_batch,
+    source_head,
+    source_lane,
+    step_batch,
+    step_head,
+    decay_stride,
+    enter_batch,
+    enter_group,
+    enter_lane,
+    leave_batch,
+    leave_group,
+    leave_lane,
+    skip_stride,
+    bias_stride,
+    state_batch,
+    state_head,
+    state_lane,
+    state_place,
+    heads,
+    shared,
+    width,
+    places,
+    WIDTH: tl.constexpr,
+    PLACES: tl.constexpr,
+):
+    """One block: WIDTH channels of one head and request; the grid is (blocks of channels, heads, batch)."""
+    head = tl.program_id(1)
+    batch = tl.program_id(2).to(tl.int64)
+    lane = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    place = tl.arange(0, PLACES)
+    there, full = lane < width, place < places
+    size = softplus(
+        tl.load(step + batch * step_batch + head * step_head).to(tl.float32)
+        + tl.load(step_bias + head * bias_stride).to(tl.float32)
+    )
+    kept = tl.exp(-size * tl.exp(tl.load(decay + head * decay_stride).to(tl.float32)))
+    entering = enter + batch * enter_batch + (head // shared) * enter_group + place * enter_lane
+    leaving = leave + batch * leave_batch + (head // shared) * leave_group + place * leave_lane
+    inner = tl.load(entering, mask=full, other=0.0).to(tl.float32)
+    outer = tl.load(leaving, mask=full, other=0.0).to(tl.float32)
+    values = tl.load(
+        source + batch * source_batch + head * source_head + lane * source_lane, mask=there, other=0.0
+    )
+    values = values.to(tl.float32)
+    cell = (
+        state
+        + batch * state_batch
+        + head * state_head
+        + lane[:, None] * state_lane
+        + place[None, :] * state_place
+    )
+    inside = there[:, None] & full[None, :]
+    current = tl.load(cell, mask=inside, other=0.0).to(tl.float32)
+    current = current * kept + (size * values)[:, None] * inner[None, :]
+    mixed = (
+        tl.sum(current * outer[None, :], axis=1) + tl.load(skip + head * skip_stride).to(tl.float32) * values
+    )
+    tl.store(cell, current, mask=inside)
+    tl.store(result + (batch * heads + head) * width + lane, mixed, mask=there)
+
+
+@triton.jit
+def chunk_steps_kernel(
+    step,
+    decay,
+    step_bias,
+    sizes,
+    sums,
+    step_batch,
+    step_token,
+    step_head,
+    decay_stride,
+    bias_stride,
+    heads,
+    tokens,
+    chunk,
+    CHUNK: tl.constexpr,
+):
+    """One block: one chunk of one head; the grid is (chunks, heads, batch).
+
+    ``sizes`` (batch, heads, tokens): softplus of the steps; ``sums``: the logarithm of what is left of the
+    state before the chunk after each of its tokens. Both are float32.
+    """
+    head = tl.program_id(1)
+    batch = tl.program_id(2).to(tl.int64)
+    inner = tl.arange(0, CHUNK)
+    token = tl.program_id(0) * chunk + inner
+    there = (inner < chunk) & (token < tokens)
+    given = tl.load(
+        step + batch * step_batch + token.to(tl.int64) * step_token + head * step_head, mask=there, other=0.0
+    )
+    size = softplus(given.to(tl.float32) + tl.load(step_bias + head * bias_stride).to(tl.float32))
+    rate = tl.exp(tl.load(decay + head * decay_stride).to(tl.float32))
+    lost = tl.cumsum(tl.where(there, -size * rate, 0.0), axis=0)
+    place = (batch * heads + head) * tokens + token
+    tl.store(sizes + place, size, mask=there)
+    tl.store(sums + place, lost, mask=there)
+
+
+@triton.jit
+def chunk_state_kernel(
+    source,
+    enter,
+    sizes,
+    sums,
+    added,
+    source_batch,
+    source_token,
+    source_head,
+    source_lane,
+    enter_batch,
+    enter_token,
+    enter_group,
+    enter_lane,
+    heads,
+    shared,
+    tokens,
+    chunk,
+    chunks,
+    width,
+    places,
+    WIDTH: tl.constexpr,
+    PLACES: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """One block: WIDTH x PLACES of what one chunk adds to one head's state.
+
+    ``added`` (batch, chunks, heads, width, places), float32; the grid is (chunks * heads, tiles of a
+    state, batch).
+    """
+    blocks = tl.cdiv(places, PLACES)
+    head = tl.program_id(0) % heads
+    number = tl.program_id(0) // heads
+    batch = tl.program_id(2).to(tl.int64)
+    lane = tl.program_id(1) // blocks * WIDTH + tl.arange(0, WIDTH)
+    place = tl.program_id(1) % blocks * PLACES + tl.arange(0, PLACES)
+    first = number * chunk
+    end = tl.minimum(first + chunk, tokens)
+    row = (batch * heads + head) * tokens
+    whole = tl.load(sums + row + end - 1)
+    mixed = tl.zeros((WIDTH, PLACES), tl.float32)
+    for start in range(first, end, STEP):
+        token = start + tl.arange(0, STEP)
+        there = token < end
+        far = token.to(tl.int64)
+        values = tl.load(
+            source
+            + batch * source_batch
+            + head * source_head
+            + far[None, :] * source_token
+            + lane[:, None] * source_lane,
+            mask=(lane < width)[:, None] & there[None, :],
+            other=0.0,
+        )
+        inner = tl.load(
+            enter
+            + batch * enter_batch
+            + (head // shared) * enter_group
+            + far[:, None] * enter_token
+            + place[None, :] * enter_lane,
+            mask=there[:, None] & (place < places)[None, :],
+            other=0.0,
+        )
+        size = tl.load(sizes + row + token, mask=there, other=0.0)
+        left = tl.exp(whole - tl.load(sums + row + token, mask=there, other=0.0))
+        weighted = inner.to(tl.float32) * tl.where(there, size * left, 0.0)[:, None]
+        mixed = tl.dot(values, weighted.to(values.dtype), mixed, input_precision="ieee")
+    target = added + ((batch * chunks + number) * heads + head) * width * places
+    inside = (lane < width)[:, None] & (place < places)[None, :]
+    tl.store(target + lane[:, None] * places + place[None, :], mixed, mask=inside)
+
+
+@triton.jit
+def pass_states_kernel(
+    added,
+    sums,
+    before,
+    state,
+    state_batch,
+    state_head,
+    state_lane,
+    state_place,
+    heads,
+    tokens,
+    chunk,
+    chunks,
+    width,
+    places,
+    CELLS: tl.constexpr,
+):
+    """One block: CELLS cells of one head's state through all chunks; the grid is (blocks of cells, heads, batch).
+
+    ``before`` has the shape of ``added``: the state before each chunk.
+    """
+    head = tl.program_id(1)
+    batch = tl.program_id(2).to(tl.int64)
+    cell = tl.program_id(0) * CELLS + tl.arange(0, CELLS)
+    inside = cell < width * places
+    row = (batch * heads + head) * tokens
+    current = tl.zeros((CELLS,), tl.float32)
+    for number in range(chunks):
+        place = ((batch * chunks + number) * heads + head) * width * places + cell
+        tl.store(before + place, current, mask=inside)
+        left = tl.exp(tl.load(sums + row + tl.minimum((number + 1) * chunk, tokens) - 1))
+        current = current * left + tl.load(added + place, mask=inside, other=0.0)
+    start = state + batch * state_batch + head * state_head
+    tl.store(start + cell // places * state_lane + cell % places * state_place, current, mask=inside)
+
+
+@triton.jit
+def chunk_scan_kernel(
+    source,
+    enter,
+    leave,
+    skip,
+    sizes,
+    sums,
+    before,
+    result,
+    source_batch,
+    source_token,
+    source_head,
+    source_lane,
+    enter_batch,
+    enter_token,
+    enter_group,
+    enter_lane,
+    leave_batch,
+    leave_token,
+    leave_group,
+    leave_lane,
+    skip_stride,
+    heads,
+    shared,
+    tokens,
+    chunk,
+    chunks,
+    width,
+    places,
+    TOKENS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PLACES: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """One block: TOKENS tokens of one chunk and head, WIDTH channels of them.
+
+    The grid is (chunks * heads, blocks of a chunk's tokens * blocks of channels, batch).
+    """
+    blocks = tl.cdiv(width, WIDTH)
+    head = tl.program_id(0) % heads
+    number = tl.program_id(0) // heads
+    batch = tl.program_id(2).to(tl.int64)
+    first = number * chunk
+    end = tl.minimum(first + chunk, tokens)
+    begin = first + tl.program_id(1) // blocks * TOKENS
+    token = begin + tl.arange(0, TOKENS)
+    lane = tl.program_id(1) % blocks * WIDTH + tl.arange(0, WIDTH)
+    place = tl.arange(0, PLACES)
+    full, there = place < places, token < end
+    row = (batch * heads + head) * tokens
+    own = tl.load(sums + row + token, mask=there, other=0.0)
+    outer = tl.load(
+        leave
+        + batch * leave_batch
+        + (head // shared) * leave_group
+        + token.to(tl.int64)[:, None] * leave_token
+        + place[None, :] * leave_lane,
+        mask=there[:, None] & full[None, :],
+        other=0.0,
+    )
+    old = before + ((batch * chunks + number) * heads + head) * width * places
+    state = tl.load(
+        old + lane[None, :] * places + place[:, None], mask=full[:, None] & (lane < width)[None, :], other=0.0
+    )
+    mixed = tl.dot(outer, state.to(outer.dtype), input_precision="ieee") * tl.exp(own)[:, None]
+    sources = source + batch * source_batch + head * source_head + lane[None, :] * source_lane
+    inners = enter + batch * enter_batch + (head // shared) * enter_group
+    for start in range(first, tl.minimum(begin + TOKENS, end), STEP):
+        other = start + tl.arange(0, STEP)
+        known = other < end
+        far = other.to(tl.int64)
+        inner = tl.load(
+            inners + far[None, :] * enter_token + place[:, None] * enter_lane,
+            mask=full[:, None] & known[None, :],
+            other=0.0,
+        )
+        scores = tl.dot(outer, inner, input_precision="ieee")
+        size = tl.load(sizes + row + other, mask=known, other=0.0)
+        theirs = tl.load(sums + row + other, mask=known, other=0.0)
+        seen = (other[None, :] <= token[:, None]) & known[None, :] & there[:, None]
+        # Later tokens would be raised, not faded, so they are masked before the exponential.
+        fade = tl.exp(tl.where(seen, own[:, None] - theirs[None, :], float("-inf")))
+        scores = scores * fade * size[None, :]
+        values = tl.load(
+            sources + far[:, None] * source_token, mask=known[:, None] & (lane < width)[None, :], other=0.0
+        )
+        mixed = tl.dot(scores.to(values.dtype), values, mixed, input_precision="ieee")
+    inside = there[:, None] & (lane < width)[None, :]
+    values = tl.load(sources + token.to(tl.int64)[:, None] * source_token, mask=inside, other=0.0)
+    mixed += tl.load(skip + head * skip_stride).to(tl.float32) * values.to(tl.float32)
+    target = result + ((batch * tokens + token.to(tl.int64)) * heads + head)[:, None] * width + lane[None, :]
+    tl.store(target, mixed, mask=inside)
+
+
+def causal_convolution(
+    source: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, state: torch.Tensor
+) -> torch.Tensor:
+    """``tessera::causal_convolution``, in one launch."""
+    batch, tokens, channels = source.shape
+    result = source.new_empty((batch, tokens, channels))
+    convolution_kernel[triton.cdiv(tokens, 16), triton.cdiv(channels, 128), batch](
+        *(source, weight, bias, state, result),
+        *(*source.stride(), *weight.stride(), bias.stride(0), *state.stride(), tokens, channels),
+        TAPS=weight.shape[1],
+        TOKENS=16,
+        CHANNELS=128,
+        num_warps=4,
+    )
+    return result
+
+
+def causal_convolution_step(
+    source: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, state: torch.Tensor
+) -> torch.Tensor:
+    """``tessera::causal_convolution_step``, in one launch."""
+    batch, channels = source.shape
+    taps = weight.shape[1]
+    result = source.new_empty((batch, channels))
+    convolution_step_kernel[triton.cdiv(channels, 128), batch](
+        *(source, weight, bias, state, result),
+        *(*source.stride(), *weight.stride(), bias.stride(0), *state.stride(), channels),
+        TAPS=taps,
+        PADDED=triton.next_power_of_2(taps),
+        CHANNELS=128,
+        num_warps=4,
+    )
+    return result
+
+
+def selective_step(
+    source: torch.Tensor,
+    step: torch.Tensor,
+    decay: torch.Tensor,
+    enter: torch.Tensor,
+    leave: torch.Tensor,
+    skip: torch.Tensor,
+    step_bias: torch.Tensor,
+    state: torch.Tensor,
+) -> torch.Tensor:
+    """``tessera::selective_step``, in one launch."""
+    batch, heads, width = source.shape
+    groups, places = enter.shape[1:]
+    result = source.new_empty((batch, heads, width))
+    padded = triton.next_power_of_2(places)
+    # About 4,096 cells of the state in a block.
+    lanes = max(1, min(triton.next_power_of_2(width), 4096 // padded))
+    step_kernel[triton.cdiv(width, lanes), heads, batch](
+        *(source, step, decay, enter, leave, skip, step_bias, state, result),
+        *(*source.stride(), *step.stride(), decay.stride(0), *enter.stride(), *leave.stride()),
+        *(skip.stride(0), step_bias.stride(0), *state.stride()),
+        *(heads, heads // groups, width, places),
+        WIDTH=lanes,
+        PLACES=padded,
+        num_warps=4,
+    )
+    return result
+
+
+def selective_scan(
+    source: torch.Tensor,
+    step: torch.Tensor,
+    decay: torch.Tensor,
+    enter: torch.Tensor,
+    leave: torch.Tensor,
+    skip: torch.Tensor,
+    step_bias: torch.Tensor,
+    state: torch.Tensor,
+    chunk: int,
+) -> torch.Tensor:
+    """``tessera::selective_scan``, in four launches."""
+    batch, tokens, heads, width = source.shape
+    groups, places = enter.shape[2:]
+    shared, chunk = heads // groups, min(chunk, tokens)
+    chunks = triton.cdiv(tokens, chunk)
+    result = source.new_empty((batch, tokens, heads, width))
+    sizes, sums = (source.new_empty((batch, heads, tokens), dtype=torch.float32) for _ in range(2))
+    added, before = (
+        source.new_empty((batch, chunks, heads, width, places), dtype=torch.float32) for _ in range(2)
+    )
+    chunk_steps_kernel[chunks, heads, batch](
+        *(step, decay, step_bias, sizes, sums, *step.stride(), decay.stride(0), step_bias.stride(0)),
+        *(heads, tokens, chunk),
+        CHUNK=triton.next_power_of_2(chunk),
+        num_warps=4,
+    )
+    lanes, cells, block = _tile(width), _tile(places), _tile(chunk)
+    chunk_state_kernel[chunks * heads, triton.cdiv(width, lanes) * triton.cdiv(places, cells), batch](
+        *(source, enter, sizes, sums, added, *source.stride(), *enter.stride()),
+        *(heads, shared, tokens, chunk, chunks, width, places),
+        WIDTH=lanes,
+        PLACES=cells,
+        STEP=32,
+        num_warps=4,
+        num_stages=2,
+    )
+    pass_states_kernel[triton.cdiv(width * places, 1024), heads, batch](
+        *(added, sums, before, state, *state.stride()),
+        *(heads, tokens, chunk, chunks, width, places),
+        CELLS=1024,
+        num_warps=4,
+    )
+    chunk_scan_kernel[chunks * heads, triton.cdiv(chunk, block) * triton.cdiv(width, lanes), batch](
+        *(source, enter, leave, skip, sizes, sums, before, result),
+        *(*source.stride(), *enter.stride(), *leave.stride(), skip.stride(0)),
+        *(heads, shared, tokens, chunk, chunks, width, places),
+        TOKENS=block,
+        WIDTH=lanes,
+        PLACES=max(_LEAST, triton.next_power_of_2(places)),
+        STEP=32,
+        num_warps=4,
+        num_stages=2,
+    )
+    return result
+
+
+def _tile(size: int) -> int:
+    """Edge of a tile over ``size`` elements."""
+    return max(_LEAST, min(64, triton.next_power_of_2(size)))  # type: ignore[no-any-return]
