@@ -25,6 +25,7 @@ from tessera_core.trace.place import user_code
 from tessera_core.trace.recorder import BoundInput, Launch, Recorder
 from tessera_core.trace.registry import Registry, storage_bytes, storage_key
 from tessera_core.trace.request import ProgramRequest
+from tessera_core.trace.streams import Timeline, symbolic_streams
 from tessera_core.trace.tracer import FunctionMode, OpMode
 from tessera_core.trace.triton_launch import intercepting, kernel_target
 from tessera_formats.errors import InputError, ModelError
@@ -151,7 +152,7 @@ def _trace_program(recorder: Recorder, built: BuiltModel, request: ProgramReques
     model, registry = built.model, recorder.registry
     number, fake_mode = recorder.program, recorder.fake_mode
     said = f"model {built.origin['model']!r}, {request.name}"
-    with user_code(f"{said}:", _CORRECT), building(fake_mode):
+    with user_code(f"{said}:", _CORRECT), building(fake_mode), symbolic_streams():
         state = model.make_state(request)
         inputs = model.make_inputs(request)
     families = {family.name for family in model.states}
@@ -181,12 +182,16 @@ def _trace_program(recorder: Recorder, built: BuiltModel, request: ProgramReques
         io.append(IoBinding(role="state", name=name, tensor=registry.view(tensor, entry), feeds=None))
     kept = dict(state)
     run = user_code(f"{said}:", _CORRECT)
-    with _scopes(model.module, recorder), run, torch.no_grad(), intercepting(recorder):
+    # What an op does within itself with streams is its own affair, like all else there.
+    inside = Timeline()
+    streams = symbolic_streams(lambda: inside if recorder.silent else recorder.streams)
+    with _scopes(model.module, recorder), run, torch.no_grad(), intercepting(recorder), streams:
         mode = OpMode(recorder)
         with mode, FunctionMode(mode):
             outputs = model.step(request, dict(inputs), kept)
             if isinstance(outputs, dict):
                 outputs = map_tensors(outputs, mode.resolved)
+    check_joined(recorder, said)
     check_kept(kept, io, registry, said)
     io += _outputs(registry, recorder, model.feeds, outputs, said)
     ops, kernels = build_kernels(recorder.ops, registry)
@@ -203,7 +208,19 @@ def _trace_program(recorder: Recorder, built: BuiltModel, request: ProgramReques
         kernels=kernels,
         io=tuple(io),
         guards=guards,
+        stream_waits=tuple(recorder.streams.waits),
     )
+
+
+def check_joined(recorder: Recorder, said: str) -> None:
+    """Refuse a step that ends before its side streams do; raises :class:`ModelError`."""
+    last = recorder.streams.unjoined()
+    if last is not None:
+        op = recorder.ops[last]
+        raise ModelError(
+            f"{said}: op {last} ({op.target}) runs on side stream {op.stream}, which the step does not wait for; end"
+            " the step with torch.cuda.current_stream().wait_stream(...) on it"
+        )
 
 
 def _outputs(

@@ -17,6 +17,7 @@ from tessera_core.trace.encode import encode, encoded_tensors, map_tensors, tens
 from tessera_core.trace.fake import VIEWS, call_sized, is_fake, view_as_eager
 from tessera_core.trace.place import calling_place
 from tessera_core.trace.registry import BufferEntry, Registry, dtype_name, is_lazy, storage_key
+from tessera_core.trace.streams import Timeline
 from tessera_formats.errors import ModelError, UntracedLaunchError
 
 # Every element becomes a condition on each request; a larger input that is read on the host is data, no switch.
@@ -26,7 +27,7 @@ _WRITABLE = ("activation", "input", "state", "output")
 
 @dataclass(slots=True, kw_only=True)
 class RecordedOp:
-    """One op as recorded; ``scope`` is the path of the module that called it."""
+    """One op as recorded; ``scope`` is the path of the module that called it, ``stream`` that it was issued on."""
 
     target: str
     schema: str
@@ -35,6 +36,7 @@ class RecordedOp:
     outputs: tuple[int, ...]
     operands: tuple[Operand, ...]
     scope: str
+    stream: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,7 @@ class Recorder:
     guards: list[Guard] = field(default_factory=list)
     scope: Callable[[], str] = lambda: ""
     names: dict[int, str] = field(default_factory=dict)
+    streams: Timeline = field(default_factory=Timeline)
     launches: list[Launch] = field(default_factory=list)
     inner: set[str] = field(default_factory=set)
     silent: bool = False
@@ -181,6 +184,7 @@ class Recorder:
             outputs=tuple(outputs),
             operands=(),
             scope=self.scope(),
+            stream=self.streams.issue(target),
         )
         self.ops.append(op)
         op.operands = operands()
