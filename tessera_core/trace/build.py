@@ -19,10 +19,11 @@ from tessera_core.trace.declare import declaration_of
 from tessera_core.trace.encode import map_tensors
 from tessera_core.trace.factory import BuiltModel
 from tessera_core.trace.fake import building, is_fake
+from tessera_core.trace.inner import Launch
 from tessera_core.trace.kernels import build_kernels
 from tessera_core.trace.model import TraceableModel
 from tessera_core.trace.place import user_code
-from tessera_core.trace.recorder import BoundInput, Launch, Recorder
+from tessera_core.trace.recorder import BoundInput, Recorder
 from tessera_core.trace.registry import Registry, storage_bytes, storage_key
 from tessera_core.trace.request import ProgramRequest
 from tessera_core.trace.streams import Timeline, symbolic_streams
@@ -35,7 +36,7 @@ _CORRECT = "correct it and trace again"
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A trace and, by program id, the launches of the user's Triton kernels in it."""
+    """A trace and, by program id, the launches of the user's Triton kernels in it, by op."""
 
     trace: Trace
     launches: tuple[tuple[Launch, ...], ...]
@@ -60,13 +61,13 @@ def trace_model(
     weights, names = _register_weights(registry, model, fake_mode is not None)
     programs: list[Program] = []
     launches: list[tuple[Launch, ...]] = []
-    inner: set[str] = set()
+    hidden: dict[str, None] = {}
     for number, request in enumerate(requests):
         progress(f"tracing {request.name}")
         recorder = Recorder(registry, number, fake_mode, names=names)
         programs.append(_trace_program(recorder, built, request))
         launches.append(tuple(recorder.launches))
-        inner |= recorder.inner
+        hidden |= recorder.hidden
     check_feeds(model.feeds, programs, registry, f"model {built.origin['model']!r}")
     keep_unnamed(registry, programs, weights)
     constants = {
@@ -75,7 +76,7 @@ def trace_model(
     }
     lost = [e for e in registry.buffers if e.kind == "constant" and e.value is None]
     notes = [*getattr(model, "notes", ())]
-    notes += [f"launches of {target} happen inside custom ops and have no rows" for target in sorted(inner)]
+    notes += sorted(hidden)
     notes += [f"{NOT_REPLAYABLE}constant {e.name or e.id} has no values; trace without --fake" for e in lost]
     undeclared = {
         kernel_target(launch.kernel)

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from tessera_core.program.operators import TRUSTED_NAMESPACES, resolve_operator
 from tessera_core.trace.encode import encode, map_tensors, tensors_in
 from tessera_core.trace.operands import content_operands, schema_operands
-from tessera_core.trace.operators import argument_values, reads_values, schema_says_all
+from tessera_core.trace.operators import argument_values, is_view, reads_values, schema_says_all
 from tessera_core.trace.place import calling_place
 from tessera_core.trace.recorder import Recorder, encode_named
 from tessera_core.trace.registry import is_lazy
@@ -54,7 +54,7 @@ class OpMode(TorchDispatchMode):
                 recorder.entry(tensor, op)
             return recorder.call(func, args, kwargs)
         if any(is_lazy(tensor) for tensor in found):
-            if _is_view(func):
+            if is_view(func):
                 return recorder.call(func, args, kwargs)
             args, kwargs = self._without_lazy(func, args, kwargs)
             found = tensors_in((args, kwargs))
@@ -72,7 +72,10 @@ class OpMode(TorchDispatchMode):
             )
         real = all(recorder.has_value(tensor) for tensor in found)
         watch = None if schema_says_all(func) or not real else self._watch(found, written)
-        result = recorder.call(func, args, kwargs)
+        if recorder.looks_inside(func, found):
+            result, inner = recorder.call_watched(func, args, kwargs)
+        else:
+            result, inner = recorder.call(func, args, kwargs), None
         if watch is not None:
             with recorder.quiet():
                 watch.check(op)
@@ -103,6 +106,8 @@ class OpMode(TorchDispatchMode):
             ),
             depends,
         )
+        if inner is not None:
+            recorder.keep_launches(op, inner)
         return result
 
     def resolved(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -241,12 +246,6 @@ class FunctionMode(TorchFunctionMode):
             return
         with self.ops.recorder.quiet(), _disable_current_modes():
             self.ops.recorder.read_on_host(tensor, f"Tensor.{name}")
-
-
-def _is_view(func: OpOverload) -> bool:
-    """Whether the operator only looks at its argument in another way."""
-    returns = func._schema.returns
-    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
 def _check_replayable(func: OpOverload, op: str) -> None:
