@@ -24,7 +24,7 @@ from tessera_core.trace.kernels import build_kernels
 from tessera_core.trace.model import TraceableModel
 from tessera_core.trace.place import user_code
 from tessera_core.trace.recorder import BoundInput, Recorder
-from tessera_core.trace.registry import Registry, storage_bytes, storage_key
+from tessera_core.trace.registry import Registry, form_problem, storage_bytes, storage_key
 from tessera_core.trace.request import ProgramRequest
 from tessera_core.trace.streams import Timeline, symbolic_streams
 from tessera_core.trace.tracer import FunctionMode, OpMode
@@ -117,14 +117,12 @@ def _register_weights(
     parameters = dict(model.module.named_parameters(remove_duplicate=False))
     others = dict(model.module.named_buffers(remove_duplicate=False))
     persistent = {name: others[name] for name in model.module.state_dict(keep_vars=True) if name in others}
+    for name, tensor in others.items():
+        check_form(tensor, f"buffer {name} of the module")
     names = {storage_key(tensor): name for name, tensor in others.items()}
     rows: dict[int, Weight] = {}
     for name, tensor in {**parameters, **persistent}.items():
-        if tensor.device.type != "cpu":
-            raise ModelError(
-                f"weight {name}: lies on device {tensor.device}; build the model on the CPU"
-                " (--fake makes weights of any size without memory)"
-            )
+        check_form(tensor, f"weight {name}")
         recipe = None if model.recipes is None else model.recipes.get(name)
         constant = name in persistent and recipe is None
         if constant and is_fake(tensor):
@@ -164,6 +162,7 @@ def _trace_program(recorder: Recorder, built: BuiltModel, request: ProgramReques
         )
     io: list[IoBinding] = []
     for name, tensor in inputs.items():
+        check_form(tensor, f"{said}: input {name}")
         found = registry.find(tensor)
         # A model may keep its example inputs: that of an earlier program is another buffer here.
         if found is not None and (found.kind != "input" or found.program == number):
@@ -175,6 +174,7 @@ def _trace_program(recorder: Recorder, built: BuiltModel, request: ProgramReques
         recorder.inputs[entry.id] = BoundInput(name, registry.tensors[view])
         io.append(IoBinding(role="input", name=name, tensor=view, feeds=None))
     for name, tensor in state.items():
+        check_form(tensor, f"{said}: state {name}")
         entry = registry.find(tensor) or registry.add(
             tensor, program=number, kind="state", name=name, depends=True, real=fake_mode is None
         )
@@ -213,6 +213,13 @@ def _trace_program(recorder: Recorder, built: BuiltModel, request: ProgramReques
     )
 
 
+def check_form(tensor: torch.Tensor, what: str) -> None:
+    """Refuse a tensor that a trace cannot hold; raises :class:`ModelError`."""
+    problem = form_problem(tensor)
+    if problem is not None:
+        raise ModelError(f"{what}: is {problem}")
+
+
 def check_joined(recorder: Recorder, said: str) -> None:
     """Refuse a step that ends before its side streams do; raises :class:`ModelError`."""
     last = recorder.streams.unjoined()
@@ -235,6 +242,7 @@ def _outputs(
         raise ModelError(f"{said}: step returns no dict of tensors by name; return one")
     rows = []
     for name, tensor in outputs.items():
+        check_form(tensor, f"{said}: output {name}")
         entry = recorder.entry(tensor, f"output {name}")
         if entry.kind == "activation":
             entry.kind, entry.name = "output", name

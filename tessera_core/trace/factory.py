@@ -16,6 +16,7 @@ from tessera_core.trace.fake import building
 from tessera_core.trace.load import import_file
 from tessera_core.trace.model import TraceableModel
 from tessera_core.trace.models import build_model, model_shape
+from tessera_core.trace.network import no_network
 from tessera_core.trace.place import user_code
 from tessera_core.trace.streams import symbolic_streams
 from tessera_formats.errors import InputError, ModelError
@@ -104,11 +105,9 @@ def _from_file(
 def _guarded(said: str, fake_mode: FakeTensorMode | None, on_device: bool, make: Any) -> Any:
     """Call the user's code; whatever it raises becomes one line."""
     streams = contextlib.nullcontext() if on_device else symbolic_streams()
-    with (
-        user_code(f"model {said!r}: its factory", "correct it and trace again"),
-        building(fake_mode),
-        streams,
-    ):
+    factory = f"model {said!r}: its factory"
+    code = user_code(factory, "correct it and trace again")
+    with code, no_network(factory), building(fake_mode), streams:
         return make()
 
 

@@ -19,7 +19,7 @@ from tessera_core.trace.operands import content_operands, schema_operands
 from tessera_core.trace.operators import argument_values, is_view, reads_values, schema_says_all
 from tessera_core.trace.place import calling_place
 from tessera_core.trace.recorder import Recorder, encode_named
-from tessera_core.trace.registry import is_lazy
+from tessera_core.trace.registry import form_problem, is_lazy
 from tessera_core.trace.writes import Watch, written_names, written_tensors
 from tessera_formats.errors import ArtifactError, ModelError, UntracedLaunchError
 
@@ -42,6 +42,7 @@ class OpMode(TorchDispatchMode):
             return func(*args, **kwargs)
         op = str(func)
         found = tensors_in((args, kwargs))
+        check_forms(op, "uses", found)
         if func is _CPU_ATTENTION:
             return self._cpu_attention(func, args, kwargs)
         self._refuse(func, op, found, args, kwargs)
@@ -80,6 +81,7 @@ class OpMode(TorchDispatchMode):
             with recorder.quiet():
                 watch.check(op)
         made = tensors_in(result)
+        check_forms(op, "makes", made)
         if not written:
             if made and all(recorder.registry.find(tensor) is not None for tensor in made):
                 return result
@@ -217,6 +219,14 @@ class OpMode(TorchDispatchMode):
             raise ModelError(
                 f"{op} at {calling_place()}: changes a tensor's storage; allocate a new tensor instead"
             )
+
+
+def check_forms(op: str, does: str, tensors: list[torch.Tensor]) -> None:
+    """Refuse tensors that a trace cannot hold; raises :class:`ModelError` with the place in the user's code."""
+    for tensor in tensors:
+        problem = form_problem(tensor)
+        if problem is not None:
+            raise ModelError(f"{op} at {calling_place()}: {does} {problem}")
 
 
 class FunctionMode(TorchFunctionMode):

@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,30 @@ HELPER_SECONDS = 120
 @contextlib.contextmanager
 def intercepting(recorder: Recorder) -> Iterator[None]:
     """Turn launches of ``@triton.jit`` functions inside into ops of ``recorder``."""
+
+    def launch(kernel: Any, args: Any, grid: Any, kwargs: dict[str, Any]) -> None:
+        _launch(recorder, kernel, args, grid, kwargs)
+
+    with _launching_by(launch):
+        yield
+
+
+@contextlib.contextmanager
+def launching_on_cpu() -> Iterator[None]:
+    """Let launches of ``@triton.jit`` functions inside run on the CPU, as they do while tracing."""
+
+    def launch(kernel: Any, args: Any, grid: Any, kwargs: dict[str, Any]) -> None:
+        target = kernel_target(kernel)
+        arguments, _ = _bound(kernel, args, kwargs, target)
+        _execute(kernel, declaration_of(kernel), arguments, _grid(grid, arguments, target), target)
+
+    with _launching_by(launch):
+        yield
+
+
+@contextlib.contextmanager
+def _launching_by(launch: Callable[[Any, Any, Any, dict[str, Any]], None]) -> Iterator[None]:
+    """Let ``launch(kernel, positional, grid, named)`` stand for Triton's own launches."""
     if "triton" not in sys.modules:
         # A model that has not imported Triton has no kernel to launch.
         yield
@@ -48,7 +72,7 @@ def intercepting(recorder: Recorder) -> Iterator[None]:
     run, tuned = JITFunction.run, Autotuner.run
 
     def intercepted(kernel: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
-        _launch(recorder, kernel, args, grid, kwargs)
+        launch(kernel, args, grid, kwargs)
 
     def first_configuration(tuner: Any, *args: Any, **kwargs: Any) -> Any:
         # Without the GPU there is nothing to measure; the first configuration is as good as any.
@@ -68,14 +92,7 @@ def kernel_target(kernel: Any) -> str:
 
 def _launch(recorder: Recorder, kernel: Any, args: Any, grid: Any, kwargs: dict[str, Any]) -> None:
     target = kernel_target(kernel)
-    names = set(kernel.arg_names)
-    options = {name: value for name, value in kwargs.items() if name not in names}
-    try:
-        bound = kernel.signature.bind(*args, **{n: v for n, v in kwargs.items() if n in names})
-    except TypeError as problem:
-        raise ModelError(f"{target} at {calling_place()}: {problem}; correct the launch") from problem
-    bound.apply_defaults()
-    arguments = dict(bound.arguments)
+    arguments, options = _bound(kernel, args, kwargs, target)
     blocks = _grid(grid, arguments, target)
     if recorder.silent:
         # Inside a custom op: the op is what is recorded, and it must still compute.
@@ -93,6 +110,20 @@ def _launch(recorder: Recorder, kernel: Any, args: Any, grid: Any, kwargs: dict[
     declaration = declaration_of(kernel)
     with recorder.quiet(), _disable_current_modes():
         _record(recorder, kernel, declaration, arguments, blocks, options, target)
+
+
+def _bound(
+    kernel: Any, args: Any, kwargs: dict[str, Any], target: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A launch's arguments by parameter, and the options that are none."""
+    names = set(kernel.arg_names)
+    options = {name: value for name, value in kwargs.items() if name not in names}
+    try:
+        bound = kernel.signature.bind(*args, **{n: v for n, v in kwargs.items() if n in names})
+    except TypeError as problem:
+        raise ModelError(f"{target} at {calling_place()}: {problem}; correct the launch") from problem
+    bound.apply_defaults()
+    return dict(bound.arguments), options
 
 
 def _note_inner(inside: InnerWork, launch: InnerLaunch) -> None:

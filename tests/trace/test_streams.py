@@ -1,5 +1,7 @@
 """Streams of the user's code: numbers, the orders that events state, and how both go through every stage."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,12 @@ from tessera_core.deps.races import StreamOrder
 from tessera_core.deps.stage import DepsStage
 from tessera_core.program.ir import Program
 from tessera_core.program.store import load_trace, trace_tables
+from tessera_core.program.weights import random_inputs
+from tessera_core.trace.factory import build
 from tessera_core.trace.request import ProgramRequest
 from tessera_core.trace.stage import TraceStage
 from tessera_core.trace.streams import SymbolicEvent, SymbolicStream, Timeline, symbolic_streams
+from tessera_core.trace.triton_launch import launching_on_cpu
 from tessera_formats.errors import ModelError, UntracedLaunchError
 from tessera_formats.trace import program_digest, write_trace
 
@@ -366,3 +371,45 @@ def test_the_two_stream_model_goes_from_trace_to_deps_with_ptx(tmp_path: Path) -
     deps = load_deps(tmp_path / "two.deps")
     (hidden,) = (op.kernel for op in program.ops if "normed" in op.target)
     assert {a.evidence for a in deps.accesses(0) if a.kernel == hidden and a.target == "sm_90"} == {"ptx"}
+
+
+REPLAY = """
+import sys, torch
+from tessera_core.program.memory import Memory
+from tessera_core.program.replay import run_program
+from tessera_core.program.store import load_trace
+from tessera_core.program.weights import initial_state, materialise_weights, random_inputs
+trace = load_trace(sys.argv[1])
+program = trace.programs[0]
+memory = Memory(trace)
+shared = [b.id for b in trace.buffers if b.kind in ("weight", "constant")]
+for buffer, storage in (materialise_weights(trace, shared) | initial_state(trace, program)).items():
+    memory.bind(buffer, storage)
+for name, value in random_inputs(trace, program, 0, list(range(program.batch))).items():
+    tensor = program.bindings("input")[name].tensor
+    memory.bind(trace.tensors[tensor].buffer, value.untyped_storage())
+run_program(trace, program, memory, trusted=sys.argv[2] == "trusted")
+torch.save(memory.view(program.bindings("output")["logits"].tensor).clone(), sys.argv[3])
+"""
+
+
+def test_a_custom_op_that_launches_kernels_is_replayed_by_another_process(tmp_path: Path) -> None:
+    """Its module is imported there, if it is trusted, and its launches run as they did while tracing."""
+    path, made = tmp_path / "two.trace", tmp_path / "logits.pt"
+    request = ProgramRequest("decode", 4, 64)
+    TraceStage(model=f"{TWO_STREAMS}:factory", programs=(request,)).run(path)
+
+    def replay(trust: str) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-c", REPLAY, str(path), trust, str(made)]
+        return subprocess.run(words, capture_output=True, text=True, check=False)
+
+    refused = replay("untrusted")
+    assert refused.returncode and "pass --trust-model" in refused.stderr.splitlines()[-1]
+    done = replay("trusted")
+    assert done.returncode == 0, done.stderr
+    trace = load_trace(path)
+    model = build(f"{TWO_STREAMS}:factory", None, 0, None).model
+    inputs = random_inputs(trace, trace.programs[0], 0, list(range(4)))
+    with symbolic_streams(), torch.no_grad(), launching_on_cpu():
+        wanted = model.step(request, inputs, model.make_state(request))["logits"]
+    assert torch.equal(torch.load(made), wanted)
