@@ -22,6 +22,7 @@ from tessera_core.trace.parallel.joining import join_parts
 from tessera_core.trace.parallel.parts import CORRECT, Parts, part_shape
 from tessera_core.trace.parallel.plan import ParallelPlan, Split, matches
 from tessera_core.trace.parallel.shares import Shard
+from tessera_core.trace.place import user_code
 from tessera_core.trace.request import ProgramRequest
 from tessera_formats.errors import InputError, ModelError
 
@@ -40,13 +41,23 @@ def build_shard(
     Raises what :func:`~tessera_core.trace.factory.build` does, :class:`InputError` for a model without a plan or
     shares that its shapes don't permit, and :class:`ModelError` for a plan that does not fit the model.
     """
-    whole = build(name, dtype, seed, fake_mode or new_fake_mode())
+    return shard_model(build(name, dtype, seed, fake_mode or new_fake_mode()), seed, shard, fake_mode)
+
+
+def shard_model(whole: BuiltModel, seed: int, shard: Shard, fake_mode: FakeTensorMode | None) -> BuiltModel:
+    """One rank's part of a model that was built under a fake mode, and whose module becomes that part.
+
+    ``fake_mode`` None: the part gets memory and values.
+    """
+    said = f"model {whole.origin['model']!r}"
     declared = getattr(whole.model, "parallel_plan", None)
     if declared is None:
         raise InputError(
-            f"model {name!r}: declares no parallel_plan(), so ranks can't share it; leave --tensor-parallel out"
+            f"{said}: declares no parallel_plan(), so ranks can't share it; leave --tensor-parallel out"
         )
-    parts = Parts(said=f"model {name!r}", plan=declared(), shard=shard)
+    with user_code(f"{said}: its parallel_plan", CORRECT):
+        plan = declared()
+    parts = Parts(said=said, plan=plan, shard=shard)
     return replace(whole, model=_cut(whole.model, parts, seed, fake_mode), shard=shard)
 
 
