@@ -75,7 +75,8 @@ class ShardedModel:
     ) -> None:
         self._whole, self._seed = whole, seed
         self.module, self.feeds = whole.module, whole.feeds
-        self.recipes, self.states, self.notes = recipes, states, notes
+        self.recipes: Mapping[str, dict[str, Any]] | None = recipes
+        self.states, self.notes = states, notes
 
     def make_state(self, request: ProgramRequest) -> dict[str, torch.Tensor]:
         """The rank's part of each family, fresh."""
