@@ -37,7 +37,9 @@ def replayed(
                 str(rank),
                 "2",
                 str(folder / "rendezvous"),
-                json.dumps([(str(s.paths[rank]), str(folder / f"{n}.{rank}")) for n, s in shared_models.items()]),
+                json.dumps(
+                    [(str(s.paths[rank]), str(folder / f"{n}.{rank}")) for n, s in shared_models.items()]
+                ),
             ],
             env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
             stderr=subprocess.PIPE,
@@ -47,9 +49,7 @@ def replayed(
     ]
     errors = [worker.communicate(timeout=120)[1] for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], errors
-    return {
-        name: tuple(torch.load(folder / f"{name}.{rank}") for rank in range(2)) for name in shared_models
-    }
+    return {name: tuple(torch.load(folder / f"{name}.{rank}") for rank in range(2)) for name in shared_models}
 
 
 def part(whole: torch.Tensor, cut: Mapping[str, Any] | None) -> torch.Tensor:
