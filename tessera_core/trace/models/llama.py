@@ -111,8 +111,8 @@ class LlamaModel(LanguageModel):
         return dict(module.tp_plan)
 
     def parallel_columns(self) -> Dimension:
-        """Columns between a feed-forward's two products, in runs that a load of 16 bytes covers."""
-        return Dimension(name="columns", extent=self.shape.intermediate, unit=16 // self.dtype.itemsize)
+        """Columns between a feed-forward's two products, in runs of 128 bytes: a cache line, half a tile."""
+        return Dimension(name="columns", extent=self.shape.intermediate, unit=128 // self.dtype.itemsize)
 
     def mask(self, state: Mapping[str, torch.Tensor], prefill: bool) -> Any:
         """What the library is given as the mask; it hands it on to :func:`attend`."""

@@ -6,7 +6,7 @@ of all ranks together are the unsharded weights bit for bit. No more than one wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -191,12 +191,15 @@ def _states(states: tuple[State, ...], parts: Parts) -> tuple[State, ...]:
 
 def _notes(plan: ParallelPlan, parts: Parts) -> tuple[str, ...]:
     shard = parts.shard
-    shares = "; ".join(
-        f"{dimension.name} {','.join(str(count) for count in parts.counts(dimension.name))}"
-        for dimension in plan.dimensions
-    )
+    found = "; ".join(f"{one.name} {_written(parts.counts(one.name))}" for one in plan.dimensions)
     return (
-        f"rank {shard.rank} of {shard.ranks}, shares {','.join(str(share) for share in shard.shares)}: {shares}",
+        f"rank {shard.rank} of {shard.ranks}, shares {_written(shard.shares)}: {found}",
         ALONE,
         *plan.notes,
     )
+
+
+def _written(numbers: Sequence[int]) -> str:
+    if len(set(numbers)) == 1:
+        return f"{numbers[0]} each"
+    return ",".join(str(number) for number in numbers)
