@@ -23,6 +23,8 @@ from tessera_core.trace.capture.graph import RawLaunch
 from tessera_core.trace.factory import build
 from tessera_core.trace.fake import new_fake_mode
 from tessera_core.trace.model import TraceableModel
+from tessera_core.trace.parallel.shard import build_shard
+from tessera_core.trace.parallel.shares import shard_of
 from tessera_core.trace.request import ProgramRequest
 from tessera_core.trace.tracer import ATTENTION
 from tessera_formats.errors import TrustError, UntracedLaunchError
@@ -103,7 +105,11 @@ def reconcile(trace: Trace, device: str, trusted: bool) -> tuple[Reconciled, ...
         )
     mode = new_fake_mode()
     dtype = getattr(torch, str(trace.info["dtype"]))
-    built = build(str(trace.info["model"]), dtype, int(trace.info["seed"]), mode)
+    name, seed, shard = str(trace.info["model"]), int(trace.info["seed"]), shard_of(trace.info)
+    if shard is None:
+        built = build(name, dtype, seed, mode)
+    else:
+        built = build_shard(name, dtype, seed, shard, mode)
     materialise(built.model.module, device)
     return reconcile_model(trace, built.model, device)
 

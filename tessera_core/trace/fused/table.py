@@ -142,6 +142,9 @@ FUSED: Mapping[str, FusedOperator] = {
 }
 """All fused operators by name, without their namespace."""
 
+SHARD_OPERATORS = frozenset({"all_gather", "all_reduce", "clamped_experts_part", "vocabulary_rows"})
+"""Those that only a rank's part of a model has (tessera_core.trace.parallel)."""
+
 
 def fused_operator(target: str) -> FusedOperator | None:
     """The operator that an op's target (``tessera.NAME.default``) names, or None."""

@@ -91,7 +91,7 @@ class ShardedModel:
                     f"{request.name}: axis {part['axis']} of state {name} is {tensor.shape[part['axis']]} long, the"
                     f" parallel plan has {part['extent']}; {CORRECT}"
                 )
-            made[name] = torch.empty(part_shape(tensor.shape, part), dtype=tensor.dtype)
+            made[name] = torch.empty(part_shape(tensor.shape, part), dtype=tensor.dtype, device="cpu")
             if name in inits and not is_fake(made[name]):
                 fill(made[name], f"state:{name}", inits[name], self._seed)
         return made

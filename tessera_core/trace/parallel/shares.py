@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tessera_formats.errors import InputError
 
@@ -24,6 +25,12 @@ class Shard:
     def ranks(self) -> int:
         """Number of ranks."""
         return len(self.shares)
+
+
+def shard_of(info: Mapping[str, Any]) -> Shard | None:
+    """The shard that a trace's manifest names; None: the whole model."""
+    shares = info.get("tensor_parallel")
+    return None if shares is None else Shard(tuple(shares), int(info["rank"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

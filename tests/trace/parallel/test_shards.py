@@ -15,13 +15,15 @@ from tessera_core.program.ir import Trace
 from tessera_core.program.memory import view_of
 from tessera_core.program.store import load_trace
 from tessera_core.program.weights import materialise_weights
+from tessera_core.trace.build import trace_model
 from tessera_core.trace.fake import new_fake_mode
+from tessera_core.trace.fused.table import SHARD_OPERATORS
 from tessera_core.trace.parallel.shard import build_shard
 from tessera_core.trace.parallel.shares import Shard
 from tessera_core.trace.request import ProgramRequest
 from tessera_core.trace.stage import TraceStage
 from tessera_formats.errors import InputError, ModelError, TesseraError
-from tests.trace.parallel.conftest import CASES, Shared
+from tests.trace.parallel.conftest import CASES, REQUESTS, SEED, Shared
 from tests.trace.parallel.test_replay import part
 
 NAMES = [name for name, _ in CASES]
@@ -138,6 +140,25 @@ def test_collectives_say_what_they_move(shared_models: Mapping[str, Shared]) -> 
     hidden, vocabulary = 2 * 320 * 4, 2 * 1024 * 4
     assert (reduce.read_bytes, reduce.written_bytes, reduce.flops) == (hidden, hidden, hidden // 4 // 2)
     assert (gather.read_bytes, gather.written_bytes, gather.flops) == (vocabulary // 2, vocabulary, 0)
+
+
+@pytest.mark.parametrize("name", ["llama-tiny", "gpt-oss-tiny", "mamba-codestral-tiny"])
+def test_fake_shards_equal_real_ones(name: str, shared_models: Mapping[str, Shared]) -> None:
+    for rank, real in enumerate(shared_models[name].ranks):
+        mode = new_fake_mode()
+        model = build_shard(name, None, SEED, Shard((1, 1), rank), mode)
+        found = trace_model(model, REQUESTS, seed=SEED, fake_mode=mode, versions={}).trace
+        for program, twin in zip(real.programs, found.programs, strict=True):
+            for field in ("signature", "group", "flops", "read_bytes"):
+                assert [getattr(k, field) for k in twin.kernels] == [
+                    getattr(k, field) for k in program.kernels
+                ]
+
+
+def test_every_operator_of_shards_is_used(shared_models: Mapping[str, Shared]) -> None:
+    traces = [trace for shared in shared_models.values() for trace in shared.ranks]
+    used = {op.target.split(".")[1] for trace in traces for program in trace.programs for op in program.ops}
+    assert used >= SHARD_OPERATORS
 
 
 FACTORY = """
