@@ -1,8 +1,10 @@
-"""Every catalogued model at full size under --fake, and every tiny twin replayed bit for bit.
+"""Every catalogued model at full size under --fake, some as a rank's shard too, and every tiny twin replayed bit
+for bit.
 
 Each model is traced in a process of its own, so that its peak memory is known; seconds are that whole process's,
 and a program's are those of its own recording. Replay runs each program of a tiny twin for several iterations on
-seeded inputs, and compares all outputs and the final state with those of the model itself.
+seeded inputs, and compares all outputs and the final state with those of the model itself. Of a shard, the weights of
+all ranks are added up: what is cut once from each rank, what is whole once in all.
 """
 
 from __future__ import annotations
@@ -25,9 +27,12 @@ from tessera_core.program.replay import ProgramRunner
 from tessera_core.program.store import load_trace
 from tessera_core.program.weights import materialise_weights, random_inputs
 from tessera_core.trace.factory import build
+from tessera_core.trace.fake import new_fake_mode
 from tessera_core.trace.model import TraceableModel
 from tessera_core.trace.models.catalogue import CATALOGUE
 from tessera_core.trace.models.shapes import DiffusionShape, Shape
+from tessera_core.trace.parallel.shard import build_shard
+from tessera_core.trace.parallel.shares import parse_shard
 from tessera_core.trace.request import parse_program
 from tessera_core.trace.stage import TraceStage
 from tessera_formats.trace import read_trace
@@ -35,6 +40,14 @@ from tessera_formats.trace import read_trace
 FULL = ("prefill:batch=1,context=1024", "decode:batch=64,context=1024")
 TINY = ("prefill:batch=2,context=16", "decode:batch=4,context=64")
 FULL_IMAGE, TINY_IMAGE = ("step:batch=2,context=128",), ("step:batch=2,context=16",)
+SHARDS = (
+    ("llama-3-8b", "2"),
+    ("llama-3-8b", "2,1"),
+    ("qwen2.5-32b", "2"),
+    ("gpt-oss-20b", "2"),
+    ("llama-3-70b", "8"),
+)
+"""Models whose first rank is traced, and the shares of the ranks."""
 ITERATIONS = 3
 MOST_SECONDS = 60
 MOST_BYTES = 6_000_000_000
@@ -52,11 +65,11 @@ def programs_of(shape: Shape) -> tuple[str, ...]:
     return TINY if is_tiny(shape) else FULL
 
 
-def measure(shape: Shape) -> dict[str, Any]:
-    """Trace a model, and replay it if it is tiny; runs in a process of its own."""
+def measure(shape: Shape, shares: str | None = None) -> dict[str, Any]:
+    """Trace a model or its first rank's shard, and replay it if it is tiny; runs in a process of its own."""
     marks: list[tuple[str, float]] = []
     programs = tuple(parse_program(text) for text in programs_of(shape))
-    stage = TraceStage(model=shape.name, programs=programs, fake=not is_tiny(shape))
+    stage = TraceStage(model=shape.name, programs=programs, fake=not is_tiny(shape), tensor_parallel=shares)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.trace"
         facts = stage.run(path, lambda message: marks.append((message, time.perf_counter())))
@@ -80,8 +93,30 @@ def measure(shape: Shape) -> dict[str, Any]:
             for number, row in enumerate(rows)
         },
         "weight_bytes": facts.values["weight_bytes"],
+        **({} if shares is None else rank_weights(shape, shares)),
         "peak_memory_bytes": facts.values["peak_memory_bytes"],
     }
+
+
+def rank_weights(shape: Shape, shares: str) -> dict[str, int]:
+    """Bytes of the whole model's weights, and of all ranks' together, where what is whole counts once."""
+    whole = build(shape.name, None, 0, new_fake_mode()).model.module
+    cut, kept = 0, {}
+    for rank in range(parse_shard(shares, 0).ranks):
+        model = build_shard(shape.name, None, 0, parse_shard(shares, rank), new_fake_mode()).model
+        for name, size in _sizes(model.module).items():
+            if "slice" in (model.recipes or {}).get(name, {}):
+                cut += size
+            else:
+                kept[name] = size
+    return {
+        "whole_weight_bytes": sum(_sizes(whole).values()),
+        "all_ranks_weight_bytes": cut + sum(kept.values()),
+    }
+
+
+def _sizes(module: torch.nn.Module) -> dict[str, int]:
+    return {name: tensor.nbytes for name, tensor in module.state_dict(keep_vars=True).items()}
 
 
 def _launches(path: Path) -> list[int]:
@@ -123,34 +158,38 @@ def _is_exact(trace: Trace, program: Program, model: TraceableModel) -> bool:
 
 def main() -> int:
     """Measure each model in a process of its own and compare with the bars."""
-    if len(sys.argv) == 2:
+    if len(sys.argv) in (2, 3):
         (shape,) = (shape for shape in CATALOGUE if shape.name == sys.argv[1])
-        print(json.dumps(measure(shape)))
+        print(json.dumps(measure(shape, *sys.argv[2:])))
         return 0
     results: dict[str, Any] = {}
     bars: list[Bar] = []
-    for shape in CATALOGUE:
-        if shape.source == "embedded":
-            continue
-        print(f"{shape.name} ...", file=sys.stderr)
+    models = [(shape.name, ()) for shape in CATALOGUE if shape.source != "embedded"]
+    for name, shares in [*models, *((name, (shares,)) for name, shares in SHARDS)]:
+        (shape,) = (shape for shape in CATALOGUE if shape.name == name)
+        said = " ".join((name, *(f"--tensor-parallel {each}" for each in shares)))
+        print(f"{said} ...", file=sys.stderr)
         started = time.perf_counter()
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.trace", shape.name],
+            [sys.executable, "-m", "benchmarks.trace", name, *shares],
             stdout=subprocess.PIPE,
             text=True,
             check=True,
         )
         seconds = round(time.perf_counter() - started, 2)
-        found = results[shape.name] = {**json.loads(done.stdout), "seconds": seconds}
+        found = results[said] = {**json.loads(done.stdout), "seconds": seconds}
         if is_tiny(shape):
             exact = [program["replay_exact"] for program in found["programs"].values()]
             bars.append(
-                Bar(f"{shape.name}: programs replayed bit for bit", sum(exact), f"= {len(exact)}", all(exact))
+                Bar(f"{said}: programs replayed bit for bit", sum(exact), f"= {len(exact)}", all(exact))
             )
             continue
         peak = found["peak_memory_bytes"]
-        bars.append(Bar(f"{shape.name}: seconds", seconds, f"< {MOST_SECONDS}", seconds < MOST_SECONDS))
-        bars.append(Bar(f"{shape.name}: peak memory", peak, f"< {MOST_BYTES}", peak < MOST_BYTES))
+        if shares:
+            together, once = found["all_ranks_weight_bytes"], found["whole_weight_bytes"]
+            bars.append(Bar(f"{said}: weights of all ranks", together, f"= {once}", together == once))
+        bars.append(Bar(f"{said}: seconds", seconds, f"< {MOST_SECONDS}", seconds < MOST_SECONDS))
+        bars.append(Bar(f"{said}: peak memory", peak, f"< {MOST_BYTES}", peak < MOST_BYTES))
     return report("trace", results, bars)
 
 

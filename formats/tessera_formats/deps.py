@@ -67,7 +67,7 @@ EDGES = TableSchema(
 )
 CHAINS = TableSchema(
     name="chains",
-    meaning="one row per kernel of a group that must share a device, for a buffer that they fill inexactly",
+    meaning="one row per kernel of a group that must share a device: they fill a buffer inexactly, or are tied",
     columns=(
         Column(name="target", type=TEXT, meaning="ops or a captured target"),
         Column(name="program", type=I32, meaning="program", minimum=0),

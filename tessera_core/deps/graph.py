@@ -91,7 +91,8 @@ class Deps:
         return self.edges_of.get(program, ())
 
     def chains(self, program: int) -> tuple[tuple[int, ...], ...]:
-        """Groups of kernels that must share a device: they fill one buffer, and not by exact, disjoint writes.
+        """Groups of kernels that must share a device: they fill one buffer, and not by exact, disjoint writes, or a
+        collective ties them.
 
         Every group has at least two kernels, ascending; groups are disjoint. State buffers are left out: their
         writers stay together because state has homes.

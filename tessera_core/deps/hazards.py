@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tessera_core.deps.accesses import BOXES_LIMIT, merged
 from tessera_core.deps.graph import Access, Edge, Hazard, Precision, looser, union_of_chains, weaker
@@ -58,6 +58,11 @@ def find_hazards(accesses: Iterable[Access], buffer_bytes: Sequence[int], homed:
         tuple(found.precision for found in ordered),
         union_of_chains(groups),
     )
+
+
+def with_ties(hazards: Hazards, groups: Iterable[Sequence[int]]) -> Hazards:
+    """Hazards whose chains also keep each of ``groups`` on one device."""
+    return replace(hazards, chains=union_of_chains([*hazards.chains, *groups]))
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from tessera_core.deps.accesses import fold_ops, without_internal
 from tessera_core.deps.graph import LOOSEST_FIRST, WEAKEST_FIRST, Access, Edge, Precision
-from tessera_core.deps.hazards import Hazards, find_hazards, precision_counts
+from tessera_core.deps.hazards import Hazards, find_hazards, precision_counts, with_ties
 from tessera_core.deps.ptx_evidence import TargetEvidence, target_evidence
 from tessera_core.deps.races import check_races
 from tessera_core.program.ir import Evidence, Program, Trace
@@ -94,7 +94,7 @@ def analyse_target(trace: Trace, evidence: TargetEvidence | None) -> TargetResul
         used = _used(trace, program, evidence)
         target = OPS_TARGET if evidence is None else evidence.target
         own.extend(access for access in used if access.target == target)
-        found = find_hazards(used, sizes, homed)
+        found = with_ties(find_hazards(used, sizes, homed), program.ties())
         hazards[program.id] = found
         kernels: dict[tuple[Evidence, Precision], set[int]] = defaultdict(set)
         for access in used:

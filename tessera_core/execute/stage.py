@@ -83,6 +83,7 @@ class RunStage:
             outcome, machine = _simulated(models, batches, progress), ""
         else:
             check_requests(record, models, batches, seed)
+            _check_whole(record, trace)
             cpus = self._bindings(placed, models)
             check_replayable(record, trace, "use --backend simulate")
             options = Options(
@@ -202,6 +203,16 @@ class RunStage:
             seed=seed,
             weights_file=self.weights,
             trusted=self.trust,
+        )
+
+
+def _check_whole(trace: Trace, path: Path) -> None:
+    """Refuse a rank's shard: the workers of a run are one rank's, and its collectives need the others."""
+    shares = trace.info.get("tensor_parallel")
+    if shares is not None:
+        raise InputError(
+            f"{path}: is rank {trace.info['rank']} of {len(shares)}, and its collectives need the other ranks;"
+            " use --backend simulate, or trace without --tensor-parallel"
         )
 
 

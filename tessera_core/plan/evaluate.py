@@ -235,7 +235,10 @@ def _sharing_defects(view: RouteView, trace: Trace, deps: Deps) -> list[str]:
     """Kernels that fill one buffer inexactly, or make one output between them, run on the same device."""
     found: list[str] = []
     for program in view.programs:
-        groups = [(group, "fill one buffer") for group in deps.chains(program.id)]
+        groups = [(group, "are tied by a collective") for group in program.ties()]
+        groups += [
+            (group, "fill one buffer, or are tied to those that do") for group in deps.chains(program.id)
+        ]
         for binding in program.bindings("output").values():
             buffer = trace.tensors[binding.tensor].buffer
             if trace.buffers[buffer].kind != "state":

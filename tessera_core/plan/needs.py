@@ -17,8 +17,9 @@ from tessera_core.program.ir import Program, Trace
 class ProgramNeeds:
     """What one program asks for, whatever the devices. Kernel ids are the program's.
 
-    ``chains``, ``output_writers``: kernels that share a device, because they fill one buffer inexactly, or because
-    together they make one output, which is taken from the device of its last writer.
+    ``chains``, ``output_writers``: kernels that share a device, because they fill one buffer inexactly or a
+    collective ties them, or because together they make one output, which is taken from the device of its last
+    writer.
     """
 
     program: Program

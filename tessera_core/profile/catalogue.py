@@ -81,6 +81,17 @@ _ERROR = Record(
         Field(name="large_from_l2_multiple", type="number", meaning="large: data per L2", minimum=0),
     )
 )
+_COLLECTIVE = Record(
+    (
+        _SOURCE_FIELD,
+        Field(name="start_us", type="number", meaning="time of a collective without steps", minimum=0),
+        Field(name="step_us", type="number", meaning="time that a step of the ring adds", minimum=0),
+        Field(name="peer_share", type="number", meaning="share of NVLink's rate", minimum=0.001),
+        Field(name="peer_error", type="number", meaning="median relative error over NVLink", minimum=0),
+        Field(name="host_share", type="number", meaning="share of PCIe's rate", minimum=0.001),
+        Field(name="host_error", type="number", meaning="median relative error over PCIe", minimum=0),
+    )
+)
 _DOCUMENT = Record(
     (
         Field(name="date", type="string", meaning="day of the last change, YYYY-MM-DD"),
@@ -102,6 +113,7 @@ _DOCUMENT = Record(
             ),
         ),
         Field(name="roofline_error", type="record", meaning="how far rooflines miss", inner=_ERROR),
+        Field(name="collective", type="record", meaning="between GPUs of one host", inner=_COLLECTIVE),
         Field(name="type", type="records", meaning="device types", inner=_TYPE),
     )
 )
@@ -153,6 +165,18 @@ class Efficiency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveFigures:
+    """What collectives between GPUs of one host take; shares of the rate of NVLink (peer) and PCIe (host)."""
+
+    start_us: float
+    step_us: float
+    peer_share: float
+    peer_error: float
+    host_share: float
+    host_error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogue:
     """All types, by name, and what is known of the model's error.
 
@@ -166,6 +190,7 @@ class Catalogue:
     large_error: float
     small_error: float
     large_from_l2_multiple: float
+    collective: CollectiveFigures
 
     def type(self, name: str) -> DeviceType:
         """The type called ``name``; raises :class:`InputError` that lists near names."""
@@ -209,6 +234,9 @@ def read_catalogue(path: Path) -> Catalogue:
         large_error=float(error["large"]),
         small_error=float(error["small"]),
         large_from_l2_multiple=float(error["large_from_l2_multiple"]),
+        collective=CollectiveFigures(
+            **{name: float(value) for name, value in content["collective"].items() if name != "source"}
+        ),
     )
 
 
@@ -250,7 +278,7 @@ def _peaks(row: Mapping[str, Any], kind: str, path: Path) -> Peaks | None:
 
 def _check_sources(content: Mapping[str, Any], path: Path) -> None:
     known = {source["id"] for source in content["source"]}
-    pending: list[Any] = [content["kind"], content["roofline_error"], *content["type"]]
+    pending: list[Any] = [content["kind"], content["roofline_error"], content["collective"], *content["type"]]
     while pending:
         item = pending.pop()
         if isinstance(item, Mapping):

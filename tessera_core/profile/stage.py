@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from tessera_core.devices.cpu import CpuDevice, cpu_device, processor_name, usable_cpus
 from tessera_core.devices.modelled import ModelledDevice
 from tessera_core.profile.catalogue import DeviceType, catalogue
+from tessera_core.profile.collective import Collective, collective_time, collectives
 from tessera_core.profile.roofline import modelled_time
-from tessera_core.profile.times import DeviceRow, LinkRow, TimeRow, fields_of
+from tessera_core.profile.times import Condition, DeviceRow, LinkRow, TimeRow, fields_of
 from tessera_core.program.guards import check_replayable
 from tessera_core.program.ir import Kernel, Trace
 from tessera_core.program.store import load_trace
@@ -78,7 +79,7 @@ class ProfileStage:
         """
         bindings = self._bindings()
         loaded = load_trace(trace)
-        kernels = unique_kernels(loaded)
+        kernels, joins = unique_kernels(loaded), collectives(loaded)
         rows: list[TimeRow] = []
         links: list[LinkRow] = []
         devices: list[DeviceRow] = []
@@ -88,13 +89,16 @@ class ProfileStage:
             _check_measurable(loaded, trace)
         for binding in bindings:
             if binding.cpu is None:
-                rows += modelled_rows(kernels.values(), binding.type.name)
+                rows += modelled_rows(kernels.values(), binding.type.name, joins)
                 devices.append(_modelled_device(binding.type))
             else:
                 found, link, device = self._measure(
                     trace, loaded, binding.type, binding.cpu, len(measured), progress
                 )
-                rows += found.rows
+                rows += [row for row in found.rows if row.signature not in joins]
+                for condition in dict.fromkeys(row.condition for row in found.rows):
+                    tied = [kernels[signature] for signature in joins]
+                    rows += modelled_rows(tied, binding.type.name, joins, condition)
                 links += link
                 devices.append(device)
                 whole |= {(binding.type.name, *place): time for place, time in found.whole.items()}
@@ -180,18 +184,24 @@ def unique_kernels(trace: Trace) -> dict[str, Kernel]:
     return kernels
 
 
-def modelled_rows(kernels: Iterable[Kernel], device_type: str) -> list[TimeRow]:
-    """A roofline time of every kernel on a catalogued type."""
+def modelled_rows(
+    kernels: Iterable[Kernel],
+    device_type: str,
+    joins: Mapping[str, Collective],
+    condition: Condition = "alone",
+) -> list[TimeRow]:
+    """A roofline time of every kernel on a catalogued type; of those in ``joins``, a ring's."""
     device = ModelledDevice.of(device_type)
     rows = []
     for kernel in kernels:
-        time = modelled_time(kernel, device)
+        work = joins.get(kernel.signature)
+        time = modelled_time(kernel, device) if work is None else collective_time(work, device)
         rows.append(
             TimeRow(
                 signature=kernel.signature,
                 part=WHOLE,
                 device_type=device_type,
-                condition="alone",
+                condition=condition,
                 cache="sequence",
                 median_us=time.median_us,
                 p10_us=time.median_us,

@@ -204,6 +204,14 @@ class Program:
     guards: tuple[Guard, ...]
     stream_waits: tuple[StreamWait, ...] = ()
 
+    def ties(self) -> tuple[tuple[int, ...], ...]:
+        """Kernels of each group that a collective ties together, ascending, in order of their numbers."""
+        groups: dict[int, list[int]] = {}
+        for kernel in self.kernels:
+            if kernel.group is not None:
+                groups.setdefault(kernel.group, []).append(kernel.id)
+        return tuple(tuple(groups[number]) for number in sorted(groups))
+
     def bindings(self, role: str) -> dict[str, IoBinding]:
         """Inputs, outputs or state by name."""
         return {binding.name: binding for binding in self.io if binding.role == role}

@@ -42,8 +42,10 @@ def resolve_operator(target: str, *, trusted: bool = False) -> torch._ops.OpOver
         raise ArtifactError(f"op {target!r}: is not NAMESPACE.NAME.OVERLOAD; trace again")
     namespace, name, overload_name = parts
     if namespace == "tessera":
-        # Registers the fused operators of the catalogue's models; late, because only they need them.
+        # Registers the fused operators of the catalogue's models and the collectives; late, because only they
+        # need them.
         importlib.import_module("tessera_core.trace.fused.operators")
+        importlib.import_module("tessera_core.trace.parallel.collectives")
     if namespace not in TRUSTED_NAMESPACES and not trusted:
         raise TrustError(
             f"op {target}: namespace {namespace!r} is not one that replay trusts;"

@@ -25,6 +25,13 @@ from tessera_formats.errors import ArtifactError, InputError
 DERIVED_KINDS = frozenset({"arange", "constant", "inverse_frequencies"})
 """Recipes of values that follow from the model's shape: a weights file need not hold them."""
 
+UNIFORM_KINDS = frozenset({"ones", "zeros", "full"})
+"""Recipes of values that are the same everywhere, so that a part needs no whole."""
+
+
+_VOCABULARY_ROWS = "tessera.vocabulary_rows."
+"""Lookup in one rank's part of a table; its fourth argument is how many rows the whole table has."""
+
 
 def generator_for(seed: int, *names: object) -> torch.Generator:
     """A CPU generator that depends on ``seed`` and ``names`` alone."""
@@ -38,8 +45,13 @@ def fill(tensor: torch.Tensor, name: str, recipe: Mapping[str, Any], seed: int) 
 
     Kinds: ``normal`` (mean, std), ``uniform`` (low, high), ``ones``, ``zeros``, ``full`` (value), ``arange``
     (start, step), ``inverse_frequencies`` (theta: rotary embedding's ``theta ** -(2 i / 2 n)`` over the n
-    elements). Raises :class:`ArtifactError` for any other.
+    elements). With ``slice`` (axis, extent, ranges), ``tensor`` is that part of a tensor which has ``extent``
+    along the axis. Raises :class:`ArtifactError` for any other.
     """
+    part = recipe.get("slice")
+    if part is not None:
+        _fill_part(tensor, name, recipe, part, seed)
+        return
     try:
         match recipe.get("kind"):
             case "normal":
@@ -67,6 +79,30 @@ def fill(tensor: torch.Tensor, name: str, recipe: Mapping[str, Any], seed: int) 
         raise ArtifactError(
             f"{name}: recipe {dict(recipe)} does not work ({problem}); trace again"
         ) from problem
+
+
+def _fill_part(
+    tensor: torch.Tensor, name: str, recipe: Mapping[str, Any], part: Mapping[str, Any], seed: int
+) -> None:
+    """Fill a part with the values that it has in the whole tensor, which exists only meanwhile."""
+    rest = {key: value for key, value in recipe.items() if key != "slice"}
+    if recipe.get("kind") in UNIFORM_KINDS:
+        fill(tensor, name, rest, seed)
+        return
+    try:
+        shape = list(tensor.shape)
+        shape[part["axis"]] = part["extent"]
+        whole = torch.empty(shape, dtype=tensor.dtype)
+        fill(whole, name, rest, seed)
+        tensor.copy_(_cut(whole, part))
+    except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as problem:
+        raise ArtifactError(f"{name}: slice {dict(part)} does not work ({problem}); trace again") from problem
+
+
+def _cut(whole: torch.Tensor, part: Mapping[str, Any]) -> torch.Tensor:
+    """The ranges of the axis that a recipe's ``slice`` names, in a row."""
+    pieces = [whole.narrow(part["axis"], first, last - first) for first, last in part["ranges"]]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=part["axis"])
 
 
 def initialise_module(module: torch.nn.Module, recipes: Mapping[str, Mapping[str, Any]], seed: int) -> None:
@@ -186,6 +222,11 @@ def _index_limit(trace: Trace, program: Program, buffer: int) -> int:
         and len(op.inputs) == 2
         and trace.tensors[op.inputs[1]].buffer == buffer
     ]
+    limits += [
+        int(op.arguments["args"][3])
+        for op in program.ops
+        if op.target.startswith(_VOCABULARY_ROWS) and trace.tensors[op.inputs[0]].buffer == buffer
+    ]
     return min(limits, default=2)
 
 
@@ -216,7 +257,8 @@ def _read_weights(trace: Trace, named: Sequence[Weight], path: Path) -> dict[str
         with safe_open(str(path), framework="pt") as file:
             keys = {known[key]: key for key in file.keys() if key in known}  # noqa: SIM118 (not a mapping)
             extra = sorted(set(file.keys()) - set(known))
-            if extra:
+            # Of a model that ranks share, a weight may be another rank's.
+            if extra and "tensor_parallel" not in trace.info:
                 raise InputError(
                     f"{path}: holds {extra[0]!r}, which the model lacks; pass this model's weights"
                 )
@@ -226,10 +268,25 @@ def _read_weights(trace: Trace, named: Sequence[Weight], path: Path) -> dict[str
             if lacking:
                 raise InputError(f"{path}: lacks weight {lacking[0]!r}; pass all of the model's weights")
             return {
-                weight.name: file.get_tensor(keys[weight.name]) for weight in named if weight.name in keys
+                weight.name: _stored(file.get_tensor(keys[weight.name]), weight, path)
+                for weight in named
+                if weight.name in keys
             }
     except (OSError, SafetensorError) as problem:
         raise InputError(f"{path}: cannot be read as safetensors ({problem}); pass another file") from problem
+
+
+def _stored(whole: torch.Tensor, weight: Weight, path: Path) -> torch.Tensor:
+    """A weight of a file, or the part of it that a rank has."""
+    part = weight.init.get("slice")
+    if part is None:
+        return whole
+    if whole.dim() <= part["axis"] or whole.shape[part["axis"]] != part["extent"]:
+        raise InputError(
+            f"{path}: weight {weight.name!r} is {list(whole.shape)}, the trace has a part of {part['extent']} along"
+            f" axis {part['axis']}; pass the unsharded model's weights"
+        )
+    return _cut(whole, part)
 
 
 def _check_like(value: torch.Tensor, reference: TensorRef, name: str, source: Path | str) -> None:

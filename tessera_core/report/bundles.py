@@ -40,6 +40,7 @@ def describe_trace(bundle: Bundle) -> Facts:
                 name: info[name]
                 for name in ("model", "source", "dtype", "seed", "fake", "replayable", "notes")
             },
+            **{name: info[name] for name in ("tensor_parallel", "rank") if name in info},
             "weights": bundle.table("weights").num_rows,
             "versions": info["versions"],
         },

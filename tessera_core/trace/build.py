@@ -22,6 +22,8 @@ from tessera_core.trace.fake import building, is_fake
 from tessera_core.trace.inner import Launch
 from tessera_core.trace.kernels import build_kernels
 from tessera_core.trace.model import TraceableModel
+from tessera_core.trace.parallel.shares import Shard
+from tessera_core.trace.parallel.ties import tie_kernels
 from tessera_core.trace.place import user_code
 from tessera_core.trace.recorder import BoundInput, Recorder
 from tessera_core.trace.registry import Registry, form_problem, storage_bytes, storage_key
@@ -65,7 +67,12 @@ def trace_model(
     for number, request in enumerate(requests):
         progress(f"tracing {request.name}")
         recorder = Recorder(registry, number, fake_mode, names=names)
-        programs.append(_trace_program(recorder, built, request))
+        program = _trace_program(recorder, built, request)
+        if built.shard is not None:
+            cut = {weight.buffer for weight in weights if "slice" in weight.init}
+            kept = {state.name for state in model.states if "slice" in state.init}
+            program = tie_kernels(program, registry.tensors, cut, kept)
+        programs.append(program)
         launches.append(tuple(recorder.launches))
         hidden |= recorder.hidden
     check_feeds(model.feeds, programs, registry, f"model {built.origin['model']!r}")
@@ -94,6 +101,7 @@ def trace_model(
         "seed": seed,
         "dtype": built.dtype,
         "fake": fake_mode is not None,
+        **_shard_info(built.shard),
         "replayable": not lost and not undeclared,
         "notes": notes,
         "versions": versions,
@@ -108,6 +116,10 @@ def trace_model(
         constants=safetensors.numpy.save(constants),
     )
     return Traced(trace, tuple(launches))
+
+
+def _shard_info(shard: Shard | None) -> dict[str, Any]:
+    return {} if shard is None else {"tensor_parallel": list(shard.shares), "rank": shard.rank}
 
 
 def _register_weights(

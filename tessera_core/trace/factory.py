@@ -17,6 +17,7 @@ from tessera_core.trace.load import import_file
 from tessera_core.trace.model import TraceableModel
 from tessera_core.trace.models import build_model, model_shape
 from tessera_core.trace.network import no_network
+from tessera_core.trace.parallel.shares import Shard
 from tessera_core.trace.place import user_code
 from tessera_core.trace.streams import symbolic_streams
 from tessera_formats.errors import InputError, ModelError
@@ -27,12 +28,13 @@ class BuiltModel:
     """A model and what the manifest says about where it comes from.
 
     ``origin``: the manifest's ``model``, ``source`` and, for a user's factory, ``factory`` and
-    ``factory_hash``. ``dtype``: name of the weights' dtype.
+    ``factory_hash``. ``dtype``: name of the weights' dtype. ``shard``: which part it is; None: the whole.
     """
 
     model: TraceableModel
     origin: dict[str, str]
     dtype: str
+    shard: Shard | None = None
 
 
 def parse_dtype(text: str | None) -> torch.dtype | None:

@@ -17,7 +17,8 @@ class TraceableModel(Protocol):
 
     ``module`` owns the weights. ``recipes`` gives each weight's init recipe by its qualified name (None: only
     the factory can make them). ``states`` declares the state families, and ``feeds`` which output becomes
-    which input of the next iteration. A model may also have ``notes``, lines for the trace's manifest.
+    which input of the next iteration. A model may also have ``notes``, lines for the trace's manifest, and
+    ``parallel_plan()``, how ranks can share it (:class:`~tessera_core.trace.parallel.plan.ParallelPlan`).
     """
 
     module: torch.nn.Module

@@ -17,8 +17,11 @@ from tessera_core.trace.build import check_requests, trace_model
 from tessera_core.trace.capture.stage import CaptureStage
 from tessera_core.trace.factory import build, parse_dtype
 from tessera_core.trace.fake import new_fake_mode
+from tessera_core.trace.parallel.shard import build_shard
+from tessera_core.trace.parallel.shares import parse_shard
 from tessera_core.trace.ptx_targets import check_targets, target_tables
 from tessera_core.trace.request import ProgramRequest
+from tessera_formats.errors import InputError
 from tessera_formats.trace import write_trace
 
 _PACKAGES = ("tessera-toolchain", "torch", "triton", "transformers", "diffusers")
@@ -30,7 +33,8 @@ class TraceStage:
 
     ``dtype`` None is the model's own. ``fake`` traces without the memory of weights and state.
     ``ptx_targets`` names architectures (``sm_90``) for which the model's Triton kernels are compiled to PTX.
-    ``capture`` adds what it captures to the trace once that is written.
+    ``capture`` adds what it captures to the trace once that is written. ``tensor_parallel`` (``2``, or uneven
+    shares, ``2,1``) traces the part of ``rank``.
     """
 
     model: str
@@ -40,6 +44,8 @@ class TraceStage:
     fake: bool = False
     ptx_targets: tuple[str, ...] = ()
     capture: CaptureStage | None = None
+    tensor_parallel: str | None = None
+    rank: int = 0
 
     def run(self, output: Path, progress: Callable[[str], None] = lambda message: None) -> Facts:
         """Write the trace to ``output``; raises :class:`InputError` and :class:`ModelError`."""
@@ -49,9 +55,15 @@ class TraceStage:
         if self.capture is not None:
             self.capture.check()
         dtype = parse_dtype(self.dtype)
+        if self.tensor_parallel is None and self.rank:
+            raise InputError(f"rank {self.rank}: there is one rank; add --tensor-parallel")
+        shard = None if self.tensor_parallel is None else parse_shard(self.tensor_parallel, self.rank)
         fake_mode = new_fake_mode() if self.fake else None
         progress(f"building {self.model}")
-        built = build(self.model, dtype, self.seed, fake_mode)
+        if shard is None:
+            built = build(self.model, dtype, self.seed, fake_mode)
+        else:
+            built = build_shard(self.model, dtype, self.seed, shard, fake_mode)
         traced = trace_model(
             built,
             self.programs,
@@ -108,6 +120,7 @@ def trace_facts(trace: Trace, modules: dict[str, int], output: Path, seconds: fl
         "output": str(output),
         "dtype": trace.info["dtype"],
         "fake": trace.info["fake"],
+        **{name: trace.info[name] for name in ("tensor_parallel", "rank") if name in trace.info},
         "weight_bytes": sum(trace.buffers[buffer].bytes for buffer in weights),
         "signatures": len({k.signature for p in trace.programs for k in p.kernels}),
         "ptx_modules": modules,

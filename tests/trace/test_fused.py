@@ -35,11 +35,18 @@ def arguments(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
             *(d(3, W), chosen, weights),
             *(d(3, W, 2 * N), d(3, 2 * N), d(3, N, W), d(3, W), 1.7, 0.5),
         ),
+        "clamped_experts_part": (
+            *(d(3, W), chosen, weights),
+            *(d(3, W, 2 * N), d(3, 2 * N), d(3, N, W), 1.7, 0.5),
+        ),
         "gated_experts": (d(3, W), chosen, weights, d(3, 2 * N, W), d(3, W, N)),
         "causal_convolution": (d(B, T, 2 * W)[..., ::2], d(W, K), d(W), d(B, W, K - 1)),
         "causal_convolution_step": (d(B, 2 * W)[..., ::2], d(W, K), d(W), d(B, W, K - 1)),
         "selective_scan": (d(B, T, H, W), d(B, T, H), *heads, d(B, H, W, N), 3),
         "selective_step": (d(B, H, W), d(B, H), *one, d(B, H, W, N)),
+        "vocabulary_rows": (torch.tensor([[0, 7], [3, 9]]), d(4, 2 * W)[:, ::2], 3, 12),
+        "all_reduce": (d(B, 2 * W)[..., ::2], 2),
+        "all_gather": (d(B, 2 * W)[..., ::2], [3, W], 1),
     }
 
 

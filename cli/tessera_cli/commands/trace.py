@@ -40,6 +40,13 @@ def command(
     fake: Annotated[
         bool, typer.Option("--fake", help="Trace real sizes without the memory for them.")
     ] = False,
+    tensor_parallel: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|A,B,...", help="Trace one rank's shard: N equal ranks, or uneven shares such as 2,1."
+        ),
+    ] = None,
+    rank: Annotated[int, typer.Option(min=0, help="With --tensor-parallel: whose shard.")] = 0,
     ptx_target: Annotated[
         list[str] | None,
         typer.Option(metavar="ARCH", help="Compile Triton kernels to PTX for it (sm_90); may be repeated."),
@@ -93,6 +100,8 @@ def command(
         dtype=dtype,
         seed=seed,
         fake=fake,
+        tensor_parallel=tensor_parallel,
+        rank=rank,
         ptx_targets=tuple(ptx_target or ()),
         capture=adding if capture is not None or add_target else None,
     )

@@ -23,6 +23,8 @@ from tessera_core.trace.capture.graph import RawLaunch
 from tessera_core.trace.factory import build
 from tessera_core.trace.fake import is_fake, new_fake_mode
 from tessera_core.trace.model import TraceableModel
+from tessera_core.trace.parallel.shard import shard_model
+from tessera_core.trace.parallel.shares import shard_of
 from tessera_core.trace.place import user_code
 from tessera_core.trace.request import ProgramRequest
 from tessera_core.trace.tracer import ATTENTION
@@ -104,7 +106,10 @@ def reconcile(trace: Trace, device: str, trusted: bool) -> tuple[Reconciled, ...
         )
     mode = new_fake_mode()
     dtype = getattr(torch, str(trace.info["dtype"]))
-    built = build(str(trace.info["model"]), dtype, int(trace.info["seed"]), mode, on_device=True)
+    seed, shard = int(trace.info["seed"]), shard_of(trace.info)
+    built = build(str(trace.info["model"]), dtype, seed, mode, on_device=True)
+    if shard is not None:
+        built = shard_model(built, seed, shard, mode)
     place_model(built.model, device)
     return reconcile_model(trace, built.model, device)
 

@@ -30,6 +30,16 @@ def _grouped(
     return result.to(hidden.dtype)
 
 
+def _clamped_inner(
+    rows: torch.Tensor, gate_up: torch.Tensor, bias: torch.Tensor, alpha: float, limit: float
+) -> torch.Tensor:
+    """One gpt-oss expert up to its second product: (rows, inner)."""
+    both = torch.addmm(bias, rows, gate_up)
+    gate = both[:, ::2].clamp(max=limit)
+    up = both[:, 1::2].clamp(min=-limit, max=limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * alpha))
+
+
 @torch.library.custom_op("tessera::clamped_experts", mutates_args=())
 def clamped_experts(
     hidden: torch.Tensor,
@@ -51,10 +61,8 @@ def clamped_experts(
     """
 
     def run(expert: int, rows: torch.Tensor) -> torch.Tensor:
-        both = torch.addmm(gate_up_bias[expert], rows, gate_up[expert])
-        gate = both[:, ::2].clamp(max=limit)
-        up = both[:, 1::2].clamp(min=-limit, max=limit)
-        return torch.addmm(down_bias[expert], (up + 1) * (gate * torch.sigmoid(gate * alpha)), down[expert])
+        inner = _clamped_inner(rows, gate_up[expert], gate_up_bias[expert], alpha, limit)
+        return torch.addmm(down_bias[expert], inner, down[expert])
 
     return _grouped(hidden, chosen, weights, run)
 
@@ -68,6 +76,42 @@ def _(
     gate_up_bias: torch.Tensor,
     down: torch.Tensor,
     down_bias: torch.Tensor,
+    alpha: float,
+    limit: float,
+) -> torch.Tensor:
+    return hidden.new_empty(hidden.shape)
+
+
+@torch.library.custom_op("tessera::clamped_experts_part", mutates_args=())
+def clamped_experts_part(
+    hidden: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    gate_up_bias: torch.Tensor,
+    down: torch.Tensor,
+    alpha: float,
+    limit: float,
+) -> torch.Tensor:
+    """:func:`clamped_experts` without the second bias: a partial sum over some of the inner columns.
+
+    The ranks that share a layer's columns add up what each returns, and the bias is added by one of them.
+    """
+
+    def run(expert: int, rows: torch.Tensor) -> torch.Tensor:
+        return _clamped_inner(rows, gate_up[expert], gate_up_bias[expert], alpha, limit) @ down[expert]
+
+    return _grouped(hidden, chosen, weights, run)
+
+
+@clamped_experts_part.register_fake
+def _(
+    hidden: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    gate_up_bias: torch.Tensor,
+    down: torch.Tensor,
     alpha: float,
     limit: float,
 ) -> torch.Tensor:

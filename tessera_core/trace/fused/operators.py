@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tessera_core.trace.fused.attention import latent_attention, sink_attention
-from tessera_core.trace.fused.experts import clamped_experts, gated_experts
+from tessera_core.trace.fused.experts import clamped_experts, clamped_experts_part, gated_experts
 from tessera_core.trace.fused.recurrence import (
     causal_convolution,
     causal_convolution_step,
@@ -15,6 +15,7 @@ __all__ = [
     "causal_convolution",
     "causal_convolution_step",
     "clamped_experts",
+    "clamped_experts_part",
     "gated_experts",
     "latent_attention",
     "selective_scan",

@@ -26,7 +26,7 @@ class FusedOperator:
     ``index``; None for all.
     """
 
-    kind: Literal["attention", "matmul", "custom"]
+    kind: Literal["attention", "matmul", "custom", "embedding", "collective"]
     flops: Callable[[Arguments], int]
     fills: bool = False
     overwrites: bool = False
@@ -104,6 +104,26 @@ def _step_flops(arguments: Arguments) -> int:
     return int(6 * math.prod(arguments[7]))
 
 
+def _part_reads(arguments: Arguments, index: int) -> int | None:
+    return _experts_reads(arguments, index) if index in (3, 4, 5) else None
+
+
+def _reduce_flops(arguments: Arguments) -> int:
+    """What a ring's step adds up on one rank, over all steps."""
+    part, ranks = arguments
+    return int(math.prod(part) * (ranks - 1) // ranks)
+
+
+def _no_flops(arguments: Arguments) -> int:
+    return 0
+
+
+def _row_reads(arguments: Arguments, index: int) -> int | None:
+    """No more rows of the table than there are tokens."""
+    tokens, table = arguments[:2]
+    return min(math.prod(tokens), table[0]) * int(table[1]) if index == 1 else None
+
+
 FUSED: Mapping[str, FusedOperator] = {
     "sink_attention": FusedOperator(
         kind="attention", flops=_sink_attention_flops, reads=_sink_attention_reads
@@ -111,12 +131,19 @@ FUSED: Mapping[str, FusedOperator] = {
     "latent_attention": FusedOperator(kind="attention", flops=_latent_attention_flops),
     "clamped_experts": FusedOperator(kind="matmul", flops=_experts_flops, reads=_experts_reads),
     "gated_experts": FusedOperator(kind="matmul", flops=_gated_experts_flops, reads=_gated_experts_reads),
+    "clamped_experts_part": FusedOperator(kind="matmul", flops=_experts_flops, reads=_part_reads),
     "causal_convolution": FusedOperator(kind="custom", flops=_convolution_flops, fills=True, overwrites=True),
     "causal_convolution_step": FusedOperator(kind="custom", flops=_convolution_flops, fills=True),
     "selective_scan": FusedOperator(kind="matmul", flops=_scan_flops, fills=True, overwrites=True),
     "selective_step": FusedOperator(kind="custom", flops=_step_flops, fills=True),
+    "vocabulary_rows": FusedOperator(kind="embedding", flops=_no_flops, reads=_row_reads),
+    "all_reduce": FusedOperator(kind="collective", flops=_reduce_flops),
+    "all_gather": FusedOperator(kind="collective", flops=_no_flops),
 }
 """All fused operators by name, without their namespace."""
+
+SHARD_OPERATORS = frozenset({"all_gather", "all_reduce", "clamped_experts_part", "vocabulary_rows"})
+"""Those that only a rank's part of a model has (tessera_core.trace.parallel)."""
 
 
 def fused_operator(target: str) -> FusedOperator | None:

@@ -7,7 +7,7 @@ key projection instead, and attends to the cached latent rows themselves (arXiv 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,11 @@ from tessera_core.trace.models.library import keep_frequencies
 from tessera_core.trace.models.llama import LlamaModel
 from tessera_core.trace.models.mixtures import GATED_EXPERTS, NOTE, experts
 from tessera_core.trace.models.shapes import DeepSeekShape
+from tessera_core.trace.parallel.plan import Count, ParallelPlan
+from tessera_core.trace.parallel.shares import Dimension
 from tessera_core.trace.request import ProgramRequest
+
+_ATTENTION = "model.layers.*.self_attn"
 
 
 class DeepSeekModel(LlamaModel):
@@ -102,6 +106,26 @@ class DeepSeekModel(LlamaModel):
             name: recipe
             for name, _ in self.module.named_buffers()
             if name.endswith("e_score_correction_bias")
+        }
+
+    def parallel_plan(self) -> ParallelPlan:
+        """Attention is shared by heads; latent rows, which all heads read, are on every rank."""
+        plan = super().parallel_plan()
+        heads = Dimension(name="key-value heads", extent=self.shape.heads, exact=True)
+        return replace(
+            plan,
+            dimensions=(heads, *plan.dimensions[1:]),
+            states=(),
+            counts=(Count(module=_ATTENTION, attribute="num_heads", dimension=heads.name),),
+            notes=("latent rows and the projections to them are whole on every rank",),
+        )
+
+    def parallel_styles(self) -> dict[str, str]:
+        """The library publishes the feed-forward layers' styles only."""
+        attention = {"q_b_proj": "colwise", "kv_b_proj": "colwise", "o_proj": "rowwise"}
+        return {
+            **super().parallel_styles(),
+            **{f"{_ATTENTION}.{name}": style for name, style in attention.items()},
         }
 
     def make_state(self, request: ProgramRequest) -> dict[str, torch.Tensor]:

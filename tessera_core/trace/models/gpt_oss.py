@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from transformers import AttentionInterface, GptOssConfig, GptOssForCausalLM
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from tessera_core.trace.fused.operators import clamped_experts, sink_attention
+from tessera_core.trace.fused.operators import clamped_experts, clamped_experts_part, sink_attention
 from tessera_core.trace.models.language import POSITION
 from tessera_core.trace.models.library import keep_frequencies
 from tessera_core.trace.models.llama import LlamaModel
 from tessera_core.trace.models.shapes import GptOssShape
+from tessera_core.trace.parallel.plan import ParallelPlan, Split
+from tessera_core.trace.parallel.shares import Dimension
 
 SINK_ATTENTION = "tessera_sink_attention"
 EXPERTS = "tessera_experts"
+MXFP4_BLOCK = 32
+"""Weights that share a scale (OCP Microscaling Formats 1.0)."""
 
 
 class GptOssModel(LlamaModel):
@@ -66,6 +71,36 @@ class GptOssModel(LlamaModel):
         keep_frequencies(self.module, config)
         return {}
 
+    def parallel_plan(self) -> ParallelPlan:
+        """Each expert is shared by its inner columns; its second bias is the first rank's."""
+        plan, experts = super().parallel_plan(), "model.layers.*.mlp.experts"
+        columns = [("gate_up_proj", -1), ("gate_up_proj_bias", -1), ("down_proj", -2)]
+        return replace(
+            plan,
+            splits=(
+                *plan.splits,
+                *(
+                    Split(tensor=f"{experts}.{name}", axis=axis, dimension="columns")
+                    for name, axis in columns
+                ),
+                Split(tensor="model.layers.*.self_attn.sinks", axis=0, dimension="key-value heads"),
+            ),
+            first_only=(f"{experts}.down_proj_bias",),
+        )
+
+    def parallel_styles(self) -> dict[str, str]:
+        """The library publishes the vocabulary's styles only; attention is shared as everywhere."""
+        attention = {f"{name}_proj": "colwise" for name in ("q", "k", "v")} | {"o_proj": "rowwise"}
+        return {
+            **super().parallel_styles(),
+            **{f"model.layers.*.self_attn.{name}": style for name, style in attention.items()},
+            "model.layers.*.mlp.experts": "moe_tp_experts",
+        }
+
+    def parallel_columns(self) -> Dimension:
+        """In whole blocks of MXFP4, as the published weights are."""
+        return Dimension(name="columns", extent=self.shape.intermediate, unit=MXFP4_BLOCK)
+
     def mask(self, state: Mapping[str, torch.Tensor], prefill: bool) -> Any:
         """The position in the mask's place: the fused operator knows what it may see."""
         position = None if prefill else state[POSITION]
@@ -89,7 +124,19 @@ def _attend(
 
 
 def _experts(module: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """A layer's experts as the library calls them."""
+    """A layer's experts as the library calls them; a rank without the second bias leaves it to another."""
+    if module.down_proj_bias is None:
+        part: torch.Tensor = clamped_experts_part(
+            hidden,
+            chosen,
+            weights,
+            module.gate_up_proj,
+            module.gate_up_proj_bias,
+            module.down_proj,
+            float(module.alpha),
+            float(module.limit),
+        )
+        return part
     result: torch.Tensor = clamped_experts(
         hidden,
         chosen,

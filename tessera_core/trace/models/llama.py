@@ -22,6 +22,16 @@ from tessera_core.program.weights import initialise_module
 from tessera_core.trace.models.language import POSITION, LanguageModel, decode_mask
 from tessera_core.trace.models.library import GROUPED_QUERY, StateCache, attend, materialise, recipe_for
 from tessera_core.trace.models.shapes import DecoderShape
+from tessera_core.trace.parallel.plan import ParallelPlan, Split
+from tessera_core.trace.parallel.published import published_plan
+from tessera_core.trace.parallel.shares import Dimension
+
+
+def parallel_dimension(pattern: str) -> str:
+    """What a tensor of a decoder is cut along, by where it stands."""
+    if ".self_attn." in pattern:
+        return "key-value heads"
+    return "columns" if ".mlp." in pattern else "vocabulary"
 
 
 class LlamaModel(LanguageModel):
@@ -75,6 +85,34 @@ class LlamaModel(LanguageModel):
             "bos_token_id": None,
             "eos_token_id": None,
         }
+
+    def parallel_plan(self) -> ParallelPlan:
+        """Attention is shared by key-value heads with their query heads, all else by columns."""
+        shape = self.shape
+        heads = Dimension(name="key-value heads", extent=shape.key_heads, exact=True)
+        splits, joins, lookups = published_plan(self.module, self.parallel_styles(), parallel_dimension)
+        return ParallelPlan(
+            dimensions=(
+                heads,
+                self.parallel_columns(),
+                Dimension(name="vocabulary", extent=shape.vocabulary),
+            ),
+            splits=splits,
+            joins=joins,
+            lookups=lookups,
+            states=tuple(
+                Split(tensor=f"layers.*.{name}", axis=1, dimension=heads.name) for name in ("key", "value")
+            ),
+        )
+
+    def parallel_styles(self) -> dict[str, str]:
+        """The library's own plan for the model: style by pattern of a module or parameter."""
+        module: Any = self.module
+        return dict(module.tp_plan)
+
+    def parallel_columns(self) -> Dimension:
+        """Columns between a feed-forward's two products, in runs of 128 bytes: a cache line, half a tile."""
+        return Dimension(name="columns", extent=self.shape.intermediate, unit=128 // self.dtype.itemsize)
 
     def mask(self, state: Mapping[str, torch.Tensor], prefill: bool) -> Any:
         """What the library is given as the mask; it hands it on to :func:`attend`."""

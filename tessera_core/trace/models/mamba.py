@@ -26,6 +26,8 @@ from tessera_core.trace.fused.operators import (
 from tessera_core.trace.models.language import TokenModel
 from tessera_core.trace.models.library import materialise, recipe_for
 from tessera_core.trace.models.shapes import MambaShape
+from tessera_core.trace.parallel.plan import Count, Join, Lookup, ParallelPlan, Split
+from tessera_core.trace.parallel.shares import Dimension
 from tessera_core.trace.request import ProgramRequest
 
 # The library draws time steps log-uniformly from 0.001 to 0.1; softplus of a bias from here gives nearly that.
@@ -73,6 +75,41 @@ class MambaModel(TokenModel):
             " decode runs their one-token forms",
             "on CUDA they are Triton kernels of this package (tessera_core.trace.fused.kernels)",
             f"conv_state and ssm_state are {name}, the recurrence is computed in float32",
+        )
+
+    def parallel_plan(self) -> ParallelPlan:
+        """Shared by groups, whose heads share input and output matrices and are normed together."""
+        shape, mixer = self.shape, "backbone.layers.*.mixer"
+        groups = Dimension(name="groups of heads", extent=shape.groups, exact=True)
+        vocabulary = Dimension(name="vocabulary", extent=shape.vocabulary)
+        inner, states = shape.heads * shape.head_width, shape.groups * shape.state
+        mixed = (inner, states, states)
+
+        def cut(name: str, axis: int = 0, sections: tuple[int, ...] = ()) -> Split:
+            return Split(tensor=f"{mixer}.{name}", axis=axis, dimension=groups.name, sections=sections)
+
+        return ParallelPlan(
+            dimensions=(groups, vocabulary),
+            splits=(
+                cut("in_proj.weight", sections=(inner, *mixed, shape.heads)),
+                *(cut(f"conv1d.{name}", sections=mixed) for name in ("weight", "bias")),
+                *(cut(name) for name in ("A_log", "D", "dt_bias", "norm.weight")),
+                cut("out_proj.weight", axis=1),
+                Split(tensor="lm_head.weight", axis=0, dimension=vocabulary.name),
+            ),
+            joins=(
+                Join(module=f"{mixer}.out_proj", how="all_reduce"),
+                Join(module="lm_head", how="all_gather", dimension=vocabulary.name),
+            ),
+            lookups=(Lookup(module="backbone.embeddings", dimension=vocabulary.name),),
+            states=(
+                Split(tensor="layers.*.conv_state", axis=1, dimension=groups.name, sections=mixed),
+                Split(tensor="layers.*.ssm_state", axis=1, dimension=groups.name, sections=(shape.heads,)),
+            ),
+            counts=tuple(
+                Count(module=mixer, attribute=name, dimension=groups.name)
+                for name in ("num_heads", "n_groups")
+            ),
         )
 
     def make_state(self, request: ProgramRequest) -> dict[str, torch.Tensor]:

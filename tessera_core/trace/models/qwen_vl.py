@@ -7,6 +7,7 @@ so nothing is ever asked of the host. Windows of the vision tower are equal, and
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from tessera_core.trace.models.language import POSITION, is_prefill
 from tessera_core.trace.models.library import StateCache
 from tessera_core.trace.models.llama import LlamaModel
 from tessera_core.trace.models.shapes import VisionLanguageShape
+from tessera_core.trace.parallel.plan import ParallelPlan
 from tessera_core.trace.request import ProgramRequest
 from tessera_formats.errors import InputError
 
@@ -71,6 +73,10 @@ class QwenVisionModel(LlamaModel):
             },
             "tie_word_embeddings": False,
         }
+
+    def parallel_plan(self) -> ParallelPlan:
+        """The language part is shared as any; the vision tower runs whole on every rank."""
+        return replace(super().parallel_plan(), notes=("the vision tower is whole on every rank",))
 
     def adapt(self, module: Any) -> None:
         """See the base class."""
