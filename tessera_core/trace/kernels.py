@@ -24,10 +24,15 @@ _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 _ALIGNMENT_BYTES = 16
 
 
-def build_kernels(ops: Sequence[RecordedOp], registry: Registry) -> tuple[tuple[Op, ...], tuple[Kernel, ...]]:
-    """The ops and kernels of one program in the IR; kernels are numbered in an order that can be executed."""
+def build_kernels(
+    ops: Sequence[RecordedOp], registry: Registry, groups: Sequence[tuple[int, ...]] | None = None
+) -> tuple[tuple[Op, ...], tuple[Kernel, ...]]:
+    """The ops and kernels of one program in the IR; kernels are numbered in an order that can be executed.
+
+    ``groups``: the ops of each kernel where somebody else formed them, in such an order.
+    """
     nodes = [_node(op, registry) for op in ops]
-    groups = form_kernels(nodes)
+    groups = form_kernels(nodes) if groups is None else groups
     kernel_of = {op: number for number, group in enumerate(groups) for op in group}
     users: dict[int, set[int]] = defaultdict(set)
     for index, node in enumerate(nodes):
