@@ -55,12 +55,13 @@ class Builder:
         self.registry = Registry()
         self.ops: list[RecordedOp] = []
         seen = Counter(
-            a.dtype for g in iteration.groups for a in shown_tensors(g) if "float" in (a.dtype or "")
+            dtype for group in iteration.groups for dtype, _ in shown_tensors(group) if "float" in dtype
         )
         self.dtype = max(sorted(seen), key=lambda name: seen[name]) if seen else "float32"
         self._tensors: dict[tuple[object, ...], int] = {}
 
     def buffer(self, kind: BufferKind, size: int, name: str) -> BufferEntry:
+        """A new buffer of ``size`` bytes."""
         entry = BufferEntry(len(self.registry.buffers), 0, kind, size, name, True, False)
         self.registry.buffers.append(entry)
         return entry
@@ -68,6 +69,7 @@ class Builder:
     def tensor(
         self, entry: BufferEntry, dtype: str, shape: Sequence[int], stride: Sequence[int], offset: int
     ) -> int:
+        """The id of a view of a buffer; extents, strides and offset in elements."""
         key = (entry.id, dtype, tuple(shape), tuple(stride), offset)
         if key not in self._tensors:
             self._tensors[key] = len(self.registry.tensors)
@@ -80,6 +82,7 @@ class Builder:
         return self._tensors[key]
 
     def whole(self, entry: BufferEntry) -> int:
+        """The id of the buffer as one row of bytes."""
         return self.tensor(entry, "uint8", (entry.bytes,), (1,), 0)
 
     def add(
@@ -91,6 +94,7 @@ class Builder:
         outputs: tuple[int, ...],
         operands: Iterable[Operand],
     ) -> None:
+        """Append the op of a kernel; ``args`` is JSON, with tensors as in any trace or merely described."""
         launches = [[launch.name, list(launch.grid), list(launch.block)] for launch in group.launches]
         self.ops.append(
             RecordedOp(
@@ -111,6 +115,7 @@ class Builder:
         weights: tuple[Weight, ...] = (),
         states: tuple[State, ...] = (),
     ) -> RecordedProgram:
+        """The program of all ops that were added, one kernel each."""
         groups = [(number,) for number in range(len(self.ops))]
         ops, kernels = build_kernels(self.ops, self.registry, groups)
         return RecordedProgram(
@@ -130,9 +135,10 @@ class Builder:
         """The kernel with its kind, name and cost from what was recorded of the call, rather than from views."""
         op = self.ops[kernel.id]
         shown = shown_tensors(group)
-        shapes = [a.shape for a in shown]
-        floats = [a.dtype or self.dtype for a in shown if "float" in (a.dtype or self.dtype)]
-        dtype = floats[0] if floats else shown[0].dtype or self.dtype if shown else "uint8"
+        shapes = [shape for _, shape in shown]
+        dtypes = [dtype or self.dtype for dtype, _ in shown]
+        floats = [dtype for dtype in dtypes if "float" in dtype]
+        dtype = (floats or dtypes or ["uint8"])[0]
         made = self.made(op, shapes)
         if group.op is None and group.launches[0].kind != "kernel":
             kind, flops = "copy", 0
@@ -152,17 +158,21 @@ class Builder:
         )
 
     def made(self, op: RecordedOp, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        """The shape of an op's result."""
         return result_shape(op.target, shapes)
 
     def traffic(
         self, kernel: Kernel, group: Group, kind: str, made: tuple[int, ...], dtype: str
     ) -> tuple[int, int]:
         """Bytes read and written at least, from the shapes of the arguments."""
-        written = dense_bytes(dtype, made) if shown_tensors(group) else 0
-        moved = group_bytes(group)
-        read = sum(dense_bytes(a.dtype or self.dtype, a.shape) for a in dict.fromkeys(shown_tensors(group)))
+        shown = dict.fromkeys(shown_tensors(group))
+        if not shown:
+            return group_bytes(group), group_bytes(group)
+        written = dense_bytes(dtype, made)
+        read = sum(dense_bytes(given or self.dtype, shape) for given, shape in shown)
         if kind == "embedding":
             read = min(read, 2 * written)
+        return read, written
 
 
 def group_bytes(group: Group) -> int:
@@ -184,22 +194,27 @@ def target_of(group: Group, schema: str) -> str:
 
 
 def access(tensor: int, mode: Mode, evidence: Evidence) -> Operand:
+    """An access that may touch the whole tensor."""
     return Operand(tensor=tensor, mode=mode, must=False, valid_for="shapes", evidence=evidence, boxes=None)
 
 
 def conservative(tensor: int, mode: Mode) -> Operand:
+    """An access to the tensor's buffer that nothing describes."""
     return access(tensor, mode, "conservative")
 
 
 def shown_arguments(group: Group) -> Sequence[Shown]:
+    """The arguments of a group's call."""
     return () if group.op is None else group.op.arguments
 
 
-def shown_tensors(group: Group) -> list[Shown]:
-    return [argument for argument in shown_arguments(group) if argument.dtype is not None]
+def shown_tensors(group: Group) -> list[tuple[str, tuple[int, ...]]]:
+    """Dtype and shape of each tensor among them; an empty dtype is one that the profile does not tell."""
+    return [(shown.dtype, shown.shape) for shown in shown_arguments(group) if shown.dtype is not None]
 
 
 def dense_bytes(dtype: str, shape: Sequence[int]) -> int:
+    """Bytes of a tensor without gaps."""
     return math.prod(shape) * ITEM_BYTES[dtype]
 
 

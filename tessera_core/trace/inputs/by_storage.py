@@ -65,6 +65,7 @@ class StorageBuilder(Builder):
         return call if call is not None and (call.inputs or call.outputs) else None
 
     def build(self, unknown: int) -> RecordedProgram:
+        """The program; ``unknown`` kernels have no resolved call."""
         barriers = []
         for number, group in enumerate(self.iteration.groups):
             call = self.resolved(group)
@@ -123,7 +124,10 @@ class StorageBuilder(Builder):
         known = _operator(schema)
         if known is not None:
             return list(schema_operands(self.registry, known, {"args": args, "kwargs": {}}, outputs))
-        parsed = torch._C.parse_schema(schema)
+        try:
+            parsed = torch._C.parse_schema(schema)
+        except RuntimeError:  # written by a version whose schemas this one cannot read
+            return self._operands("", args, inputs, outputs)
         evidence: Evidence = "schema" if schema.startswith("aten::") else "declared"
         found = []
         for argument, value in zip(parsed.arguments, args):
@@ -181,6 +185,7 @@ class StorageBuilder(Builder):
         for number in numbers:
             reached = [b for b in sorted(written) if b in external or first[b] < number]
             whole = [self.whole(self.registry.buffers[buffer]) for buffer in reached]
+            self.ops[number].inputs = tuple(whole)
             self.ops[number].operands = tuple(conservative(t, mode) for t in whole for mode in BOTH)
 
     def _kinds(self) -> tuple[tuple[IoBinding, ...], tuple[Weight, ...], tuple[State, ...]]:

@@ -25,10 +25,8 @@ def chained(iteration: Iteration) -> RecordedProgram:
     before = request = builder.whole(builder.buffer("input", 1, "request"))
     for number, group in enumerate(iteration.groups):
         last = number == len(iteration.groups) - 1
-        size = max(
-            [dense_bytes(a.dtype or builder.dtype, a.shape) for a in shown_tensors(group)]
-            + [group_bytes(group), 1]
-        )
+        largest = [dense_bytes(dtype or builder.dtype, shape) for dtype, shape in shown_tensors(group)]
+        size = max([*largest, group_bytes(group), 1])
         entry = builder.buffer("output" if last else "activation", size, "result" if last else "")
         after = builder.whole(entry)
         operands = (conservative(before, "read"), conservative(after, "write"))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera_core.trace.inputs.json_stream import entries
-from tessera_core.trace.inputs.kineto import DTYPES, CpuOp
+from tessera_core.trace.inputs.kineto import DTYPES, CpuOp, shape_of, text_of, within
 from tessera_formats.errors import InputError
 
 _TENSOR = re.compile(r"Tensor\((.+)\)")
@@ -78,8 +78,8 @@ def read_execution_trace(path: Path, ops: Iterable[CpuOp], profile: Path) -> Map
                     raise _strangers(
                         path, profile, f"record {record} is {value['name']} there, not {wanted[record]}"
                     )
-                nodes[record] = _node(value, str(attributes.get("op_schema", "")))
-            except (AttributeError, KeyError, TypeError, ValueError, IndexError) as problem:
+                nodes[record] = _node(value, text_of(attributes.get("op_schema", "")))
+            except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as problem:
                 raise InputError(
                     f"{path}: node {count} is not as ExecutionTraceObserver writes it ({type(problem).__name__}:"
                     f" {problem}); pass the file as PyTorch wrote it"
@@ -126,9 +126,9 @@ def _value(value: Any, kind: str, shape: Any, stride: Any) -> Any:
         return StorageView(
             storage=int(storage),
             dtype=DTYPES[match[1]],
-            shape=tuple(int(n) for n in shape),
-            stride=tuple(int(n) for n in stride),
-            offset=int(offset),
+            shape=shape_of(shape),
+            stride=tuple(within(step, 1 << 50) for step in stride),
+            offset=within(offset, 1 << 50),
             device=str(device),
         )
     match = _LIST.fullmatch(kind)

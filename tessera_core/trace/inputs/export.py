@@ -242,7 +242,7 @@ class ExportedModel:
 class _Interpreter(torch.fx.Interpreter):
     """Runs the graph, each node inside the scopes of the modules that it came from; checks are left out."""
 
-    def __init__(self, graph: torch.fx.GraphModule, module: Scope) -> None:
+    def __init__(self, graph: torch.fx.GraphModule, module: torch.nn.Module) -> None:
         super().__init__(graph)
         self.scopes = dict(module.named_modules())
 

@@ -6,6 +6,7 @@ are in microseconds on the profiler's clock.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from tessera_formats.errors import InputError
 LaunchKind = Literal["kernel", "memcpy", "memset"]
 _LAUNCHES: Mapping[str, LaunchKind] = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
 _CALLS = frozenset({"cuda_runtime", "cuda_driver"})
+_MOST = (1 << 31) - 1
+"""Largest number of blocks, threads, extents or bytes of one block that is believed."""
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 
 DTYPES: Mapping[str, str] = {
@@ -150,14 +153,14 @@ class _Reader:
     def devices(self, value: Any) -> None:
         for device in value if isinstance(value, list) else ():
             if isinstance(device, dict) and isinstance(device.get("name"), str):
-                self.gpus[int(device.get("id", len(self.gpus)))] = device["name"]
+                self.gpus[int(device.get("id", len(self.gpus)))] = text_of(device["name"])
 
     def event(self, event: Any) -> None:
         self.count += 1
         try:
             if event.get("ph") == "X":
                 self._complete(event, event.get("cat"), event.get("args") or {})
-        except (AttributeError, KeyError, TypeError, ValueError) as problem:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as problem:
             raise InputError(
                 f"{self.path}: event {self.count} is not as torch.profiler writes it ({type(problem).__name__}:"
                 f" {problem}); pass the file as export_chrome_trace wrote it"
@@ -168,16 +171,16 @@ class _Reader:
             self.launches.append(_launch(event, _LAUNCHES[category], args))
         elif category in _CALLS:
             if args.get("correlation"):
-                call = Call(str(event["name"]), _thread(event), float(event["ts"]))
+                call = Call(text_of(event["name"]), _thread(event), _time(event["ts"]))
                 self.calls[int(args["correlation"])] = call
         elif category == "cpu_op":
-            start = float(event["ts"])
+            start = _time(event["ts"])
             self.ops.append(
                 CpuOp(
-                    name=str(event["name"]),
+                    name=text_of(event["name"]),
                     thread=_thread(event),
                     start_us=start,
-                    end_us=start + float(event.get("dur", 0.0)),
+                    end_us=start + _time(event.get("dur", 0.0)),
                     external=_integer(args.get("External id")),
                     record=_integer(args.get("Record function id")),
                     arguments=self._arguments(args),
@@ -186,8 +189,8 @@ class _Reader:
         elif category == "user_annotation":
             match = _STEP.fullmatch(str(event["name"]))
             if match:
-                start = float(event["ts"])
-                end = start + float(event.get("dur", 0.0))
+                start = _time(event["ts"])
+                end = start + _time(event.get("dur", 0.0))
                 self.steps.append(Step(int(match[1]), _thread(event), start, end))
 
     def _arguments(self, args: dict[str, Any]) -> tuple[Shown, ...]:
@@ -225,28 +228,55 @@ class _Reader:
 def _launch(event: dict[str, Any], kind: LaunchKind, args: dict[str, Any]) -> GpuLaunch:
     return GpuLaunch(
         kind=kind,
-        name=str(event["name"]),
+        name=text_of(event["name"]),
         device=int(args.get("device", 0)),
-        stream=int(args.get("stream", 0)),
-        start_us=float(event["ts"]),
-        duration_us=max(0.0, float(event["dur"])),
+        stream=within(args.get("stream", 0), _MOST),
+        start_us=_time(event["ts"]),
+        duration_us=max(0.0, _time(event["dur"])),
         correlation=int(args.get("correlation", 0)),
         external=_integer(args.get("External id")),
         grid=_triple(args.get("grid")),
         block=_triple(args.get("block")),
-        shared_bytes=max(0, int(args.get("shared memory", 0))),
-        moved_bytes=max(0, int(args.get("bytes", 0))),
+        shared_bytes=within(args.get("shared memory", 0), _MOST),
+        moved_bytes=within(args.get("bytes", 0), 1 << 50),
     )
 
 
 def _shown(shape: Any, kind: str, text: str) -> list[Shown]:
     """One argument; a list of tensors gives one entry for each, of a dtype that the profile does not tell."""
     if kind == "TensorList":
-        return [Shown(dtype="", shape=tuple(int(n) for n in item), text="") for item in shape]
+        return [Shown(dtype="", shape=shape_of(item), text="") for item in shape]
     dtype = DTYPES.get(kind)
     if dtype is None:
-        return [Shown(dtype=None, shape=(), text=text)]
-    return [Shown(dtype=dtype, shape=tuple(int(n) for n in shape), text="")]
+        return [Shown(dtype=None, shape=(), text=text_of(text))]
+    return [Shown(dtype=dtype, shape=shape_of(shape), text="")]
+
+
+def text_of(value: Any) -> str:
+    """Text without characters that no file could hold."""
+    return str(value).encode("utf-8", "replace").decode()
+
+
+def within(value: Any, most: int) -> int:
+    """A whole number from 0 to ``most``; raises :class:`ValueError` for any other."""
+    number = int(value)
+    if not 0 <= number <= most:
+        raise ValueError(f"{number} is out of range")
+    return number
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """Extents of a tensor of at most 2**50 elements; raises :class:`ValueError` for others."""
+    shape = tuple(within(extent, 1 << 50) for extent in value)
+    within(math.prod(shape), 1 << 50)
+    return shape
+
+
+def _time(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is no time")
+    return number
 
 
 def _thread(event: dict[str, Any]) -> tuple[str, str]:
@@ -258,6 +288,6 @@ def _integer(value: Any) -> int | None:
 
 
 def _triple(value: Any) -> tuple[int, int, int]:
-    numbers = [max(1, int(number)) for number in value] if isinstance(value, list) else []
+    numbers = [max(1, within(number, _MOST)) for number in value] if isinstance(value, list) else []
     x, y, z = (*numbers, 1, 1, 1)[:3]
     return x, y, z
