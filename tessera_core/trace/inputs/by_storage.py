@@ -189,7 +189,7 @@ class StorageBuilder(Builder):
             self.ops[number].operands = tuple(conservative(t, mode) for t in whole for mode in BOTH)
 
     def _kinds(self) -> tuple[tuple[IoBinding, ...], tuple[Weight, ...], tuple[State, ...]]:
-        """What each buffer is, by who writes and reads it; outputs are what nobody reads again."""
+        """What each buffer is, by who writes and reads it; outputs are what is copied to the host, or left by the last kernel."""
         writers: dict[int, list[int]] = defaultdict(list)
         readers: dict[int, list[int]] = defaultdict(list)
         for number, op in enumerate(self.ops):
@@ -199,9 +199,12 @@ class StorageBuilder(Builder):
         io: list[IoBinding] = []
         weights: list[Weight] = []
         states: list[State] = []
-        unread = []
+        results = []
         for entry, life in self.entries.values():
-            host, external = life.device == "cpu", life.born_us is None
+            # What compiled code allocates has no birth that is recorded, but it is filled before it is read.
+            first = min((*readers[entry.id], *writers[entry.id]))
+            host = life.device == "cpu"
+            external = life.born_us is None and not self._fills(first, entry)
             if not writers[entry.id] and host:
                 entry.kind, entry.name = "input", f"host {entry.id}"
                 io.append(IoBinding(role="input", name=entry.name, tensor=self.whole(entry), feeds=None))
@@ -215,14 +218,27 @@ class StorageBuilder(Builder):
                 entry.kind, entry.name = "state", f"storage {entry.id}"
                 states.append(State(name=entry.name, batch_axis=None, sequence_axis=None, init=_UNKNOWN))
                 io.append(IoBinding(role="state", name=entry.name, tensor=self.whole(entry), feeds=None))
-            elif max(readers[entry.id], default=-1) < max(writers[entry.id]):
-                unread.append((host, max(writers[entry.id]), entry))
-        to_host = [entry for host, _, entry in unread if host]
-        latest = max((number for _, number, _ in unread), default=-1)
-        for entry in to_host or [entry for _, number, entry in unread if number == latest]:
+            elif max(readers[entry.id], default=-1) < (last := max(writers[entry.id])) and (
+                _copies(self.iteration.groups[last], "DtoH") or last == len(self.ops) - 1
+            ):
+                results.append(entry)
+        for entry in results:
             entry.kind, entry.name = "output", f"result {entry.id}"
             io.append(IoBinding(role="output", name=entry.name, tensor=self.whole(entry), feeds=None))
         return tuple(io), tuple(weights), tuple(states)
+
+    def _fills(self, number: int, entry: BufferEntry) -> bool:
+        """Whether an op writes all of a buffer without reading it, for certain or as its ``out`` argument."""
+        op = self.ops[number]
+        own = [o for o in op.operands if self.registry.tensors[o.tensor].buffer == entry.id]
+        whole = any(
+            (operand.must or op.target.endswith("out"))
+            and self.registry.tensors[operand.tensor].elements
+            * self.registry.tensors[operand.tensor].item_bytes
+            == entry.bytes
+            for operand in own
+        )
+        return whole and all(operand.mode == "write" for operand in own)
 
     def made(self, op: RecordedOp, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         """See the base class; here results were recorded."""

@@ -6,6 +6,7 @@ were recorded together. A tensor is written there as [tensor, storage, offset, e
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -55,13 +56,19 @@ def views_in(value: Any) -> list[StorageView]:
     return [view for item in value for view in views_in(item)] if isinstance(value, tuple) else []
 
 
+def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a tensor without gaps."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
 def read_execution_trace(path: Path, ops: Iterable[CpuOp], profile: Path) -> Mapping[int, Node]:
     """The nodes of the operator calls ``ops``, by record number.
 
     Raises :class:`InputError` for a file that is damaged or no ExecutionTrace, and for one that was not recorded
     together with ``profile``.
     """
-    wanted = {op.record: op.name for op in ops if op.record}
+    calls = list(ops)
+    wanted = {op.record: op.name for op in calls if op.record}
     nodes: dict[int, Node] = {}
     schema, count = None, 0
     for key, value in entries(path, ("nodes",)):
@@ -88,7 +95,7 @@ def read_execution_trace(path: Path, ops: Iterable[CpuOp], profile: Path) -> Map
         raise InputError(
             f"{path}: is no ExecutionTrace (it has no schema and nodes); pass what ExecutionTraceObserver wrote"
         )
-    if not nodes:
+    if calls and not nodes:
         why = (
             "none of the profile's operator calls is in it" if wanted else "the profile has no record numbers"
         )
@@ -103,31 +110,37 @@ def _strangers(path: Path, profile: Path, why: str) -> InputError:
 
 
 def _node(node: dict[str, Any], schema: str) -> Node:
-    inputs = node["inputs"]
-    outputs = node["outputs"]
-    given = zip(inputs["values"], inputs["types"], inputs["shapes"], inputs["strides"], strict=True)
-    made = zip(outputs["values"], outputs["types"], outputs["shapes"], outputs["strides"], strict=True)
-    results = tuple(_value(*item) for item in made)
     return Node(
         name=str(node["name"]),
         schema=schema,
-        inputs=tuple(_value(*item) for item in given),
-        outputs=tuple(views_in(results)),
+        inputs=_values(**node["inputs"]),
+        outputs=tuple(views_in(_values(**node["outputs"]))),
     )
+
+
+def _values(values: list[Any], types: list[str], shapes: list[Any], strides: list[Any]) -> tuple[Any, ...]:
+    # Of what was launched through Triton fewer strides are written than arguments.
+    padded = strides + [[]] * (len(values) - len(strides))
+    return tuple(_value(*item) for item in zip(values, types, shapes, padded, strict=True))
 
 
 def _value(value: Any, kind: str, shape: Any, stride: Any) -> Any:
     """A tensor as a view, a list as a tuple, anything else as it is."""
     match = _TENSOR.fullmatch(kind)
+    if match and match[1].startswith("nullptr"):
+        return None
     if match:
         if match[1] not in DTYPES:
             raise ValueError(f"unknown dtype {match[1]}")
         _, storage, offset, _, _, device = value
+        extents = shape_of(shape)
         return StorageView(
             storage=int(storage),
             dtype=DTYPES[match[1]],
-            shape=shape_of(shape),
-            stride=tuple(within(step, 1 << 50) for step in stride),
+            shape=extents,
+            stride=tuple(within(step, 1 << 50) for step in stride)
+            if len(stride) == len(extents)
+            else dense(extents),
             offset=within(offset, 1 << 50),
             device=str(device),
         )
