@@ -189,7 +189,10 @@ class StorageBuilder(Builder):
             self.ops[number].operands = tuple(conservative(t, mode) for t in whole for mode in BOTH)
 
     def _kinds(self) -> tuple[tuple[IoBinding, ...], tuple[Weight, ...], tuple[State, ...]]:
-        """What each buffer is, by who writes and reads it; outputs are what is copied to the host, or left by the last kernel."""
+        """What each buffer is, by who writes and reads it.
+
+        Outputs are what nobody reads again and is copied to the host, or left by the last kernel.
+        """
         writers: dict[int, list[int]] = defaultdict(list)
         readers: dict[int, list[int]] = defaultdict(list)
         for number, op in enumerate(self.ops):

@@ -30,6 +30,12 @@ gbit_per_s = 200
 latency_us = 5
 """
 
+ONE_CPU = """
+[[device]]
+name = "only"
+type = "cpu-1thread"
+"""
+
 
 def ok(done: subprocess.CompletedProcess[str]) -> str:
     """What a command that worked printed."""

@@ -14,7 +14,7 @@ from tessera_core.program.memory import Memory, view_of
 from tessera_core.program.replay import run_program
 from tessera_core.program.store import load_trace
 from tessera_core.program.weights import initial_state, materialise_weights
-from tests.trace.inputs.conftest import BATCH, CLUSTER, ROWS, CachedBlock, line, ok
+from tests.trace.inputs.conftest import BATCH, CLUSTER, ONE_CPU, ROWS, CachedBlock, line, ok
 
 
 def test_replay_is_bit_for_bit_what_the_model_computes_state_included(
@@ -83,15 +83,19 @@ def test_sizes_that_were_left_open_are_asked_for(
     assert [w.init["kind"] for w in trace.weights] == ["export", "export"]
 
 
-def test_pipeline_on_two_workers_agrees_with_the_whole_program(
-    exported: Path, tmp_path: Path, tessera: Callable
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_pipeline_agrees_with_the_whole_program(
+    exported: Path, tmp_path: Path, tessera: Callable, workers: int
 ) -> None:
     shutil.copy(exported / "block.pt2", tmp_path)
-    (tmp_path / "c.toml").write_text(CLUSTER.format("cpu-1thread", "cpu-1thread"))
+    (tmp_path / "c.toml").write_text(
+        CLUSTER.format("cpu-1thread", "cpu-1thread") if workers == 2 else ONE_CPU
+    )
     ok(tessera("trace", "block.pt2", "-o", "x.trace"))
     ok(tessera("ptx-deps", "x.trace", "-o", "x.deps"))
     ok(tessera("profile", "x.trace", "--device", "cpu-1thread", "-o", "x.profile.arrow"))
-    plan = ("--cluster", "c.toml", "--policy", "throughput", "-o", "x.plan.toml")
+    strategy = ("--strategy", "placement" if workers == 2 else "single")
+    plan = ("--cluster", "c.toml", "--policy", "throughput", *strategy, "-o", "x.plan.toml")
     ok(tessera("partition", "x.trace", "x.deps", "x.profile.arrow", *plan))
     run = (
         "run",
