@@ -6,6 +6,7 @@ call shares with the calls inside it, and what the host reads and sends back, is
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +34,8 @@ from tessera_formats.errors import ArtifactError, TrustError
 
 BOTH: tuple[Mode, Mode] = ("read", "write")
 _UNKNOWN = {"kind": "unknown"}
+MOST_BARRIER_ACCESSES = 200_000
+"""Launches that nothing explains times calls that are known: beyond it, their accesses would fill a trace."""
 
 
 def with_storages(iteration: Iteration, nodes: Mapping[int, Node]) -> RecordedProgram:
@@ -40,7 +43,8 @@ def with_storages(iteration: Iteration, nodes: Mapping[int, Node]) -> RecordedPr
     storages = Storages.follow(iteration, nodes)
     builder = StorageBuilder(iteration, storages)
     unknown = [group for group in iteration.groups if builder.resolved(group) is None]
-    if 2 * len(unknown) > len(iteration.groups):
+    too_many = len(unknown) * len(builder.calls) > MOST_BARRIER_ACCESSES
+    if too_many or 2 * len(unknown) > len(iteration.groups):
         plain = chained(iteration)
         said = f"{len(unknown)} of {len(iteration.groups)} kernels"
         note = f"the ExecutionTrace says nothing of {said}, so it is not used"
@@ -57,7 +61,9 @@ class StorageBuilder(Builder):
         self.entries: dict[int, tuple[BufferEntry, Life]] = {}
         self.parts = Counter(group.op.record for group in iteration.groups if group.op is not None)
         launched = {record for record in self.parts if record is not None}
-        self.launching = [call for record, call in self.calls.items() if record in launched]
+        found = [call for record, call in self.calls.items() if record in launched]
+        self.launching = sorted(found, key=lambda call: call.op.start_us)
+        self.starts = [call.op.start_us for call in self.launching]
 
     def resolved(self, group: Group) -> Resolved | None:
         """The call that made a group's launches, if the ExecutionTrace says what it was given."""
@@ -142,9 +148,11 @@ class StorageBuilder(Builder):
         """Accesses to scratch storages that a composite call made and its launching callees were given."""
         own = {*call.inputs, *call.outputs}
         found = []
-        for callee in self.launching:
-            inside = callee.op.thread == call.op.thread and callee is not call
-            if not inside or not call.op.start_us <= callee.op.start_us <= callee.op.end_us <= call.op.end_us:
+        first = bisect.bisect_left(self.starts, call.op.start_us)
+        last = bisect.bisect_right(self.starts, call.op.end_us)
+        for callee in self.launching[first:last]:
+            same = callee.op.thread == call.op.thread and callee is not call
+            if not same or callee.op.end_us > call.op.end_us:
                 continue
             views = zip(
                 (*views_in(callee.node.inputs), *callee.node.outputs), (*callee.inputs, *callee.outputs)
