@@ -208,7 +208,9 @@ WEIGHTS = TableSchema(
         Column(name="buffer", type=I32, meaning="storage", minimum=0),
         Column(name="tensor", type=I32, meaning="the whole parameter as a view of the storage", minimum=0),
         Column(
-            name="init", type=TEXT, meaning="JSON recipe: normal, ones, zeros, uniform, constant, factory"
+            name="init",
+            type=TEXT,
+            meaning="JSON recipe: normal, ones, zeros, uniform, constant, factory, export",
         ),
     ),
     key=("name",),
@@ -392,10 +394,13 @@ INFO = Record(
             meaning="where the model comes from",
             choices=("catalogue", "embedded", "factory", "export", "kineto"),
         ),
-        Field(name="factory", type="string", meaning="MODULE_PATH:NAME of a user factory", required=False),
         Field(
-            name="factory_hash", type="string", meaning="sha256 of the factory's source file", required=False
+            name="factory",
+            type="string",
+            meaning="PATH:NAME of a user's factory, or PATH of an exported program",
+            required=False,
         ),
+        Field(name="factory_hash", type="string", meaning="sha256 of that file", required=False),
         Field(name="seed", type="integer", meaning="seed of the weights"),
         Field(name="dtype", type="string", meaning="dtype of the weights"),
         Field(name="fake", type="boolean", meaning="traced without memory (--fake)"),

@@ -82,10 +82,10 @@ class RunStage:
                 raise InputError("run: a simulation makes no outputs; drop --verify or --backend simulate")
             outcome, machine = _simulated(models, batches, progress), ""
         else:
+            check_replayable(record, trace, "use --backend simulate")
             check_requests(record, models, batches, seed)
             _check_whole(record, trace)
             cpus = self._bindings(placed, models)
-            check_replayable(record, trace, "use --backend simulate")
             options = Options(
                 cpus={device: cpu.number for device, cpu in cpus.items()},
                 seed=seed,

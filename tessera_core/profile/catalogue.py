@@ -63,6 +63,7 @@ _TYPE = Record(
         Field(name="name", type="string", meaning="device type"),
         Field(name="kind", type="string", meaning="what it is", choices=("gpu", "cpu")),
         Field(name="hardware", type="string", meaning="product, or what was measured"),
+        Field(name="reported", type="strings", meaning="how CUDA names it", required=False),
         Field(name="memory_gb", type="number", meaning="capacity, 1e9 bytes", minimum=0.001),
         Field(name="l2_mb", type="number", meaning="last private or shared cache, 1e6 bytes", minimum=0.001),
         Field(name="multiprocessors", type="integer", meaning="SMs, or cores", minimum=1),
@@ -132,6 +133,7 @@ class Peaks:
 class DeviceType:
     """One catalogued device type.
 
+    ``reported``: names under which CUDA reports it.
     ``floor_per``: whether each kernel or each op pays ``pointwise_floor_us`` or ``other_floor_us``.
     ``substitute``: dtype -> the dtype that stands in for it. ``peer_gbyte_per_s`` None: no NVLink.
     ``price_usd_per_hour``: lowest and highest seen on the catalogue's date; None: not listed.
@@ -140,6 +142,7 @@ class DeviceType:
     name: str
     kind: Literal["gpu", "cpu"]
     hardware: str
+    reported: tuple[str, ...]
     memory_bytes: int
     l2_bytes: int
     multiprocessors: int
@@ -200,6 +203,10 @@ class Catalogue:
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(self.types)}"
         raise InputError(f"device type {name!r}: is not in the catalogue of {self.date}; {hint}")
 
+    def reported(self, name: str) -> DeviceType | None:
+        """The type of the GPU that CUDA calls ``name``; None where it is not catalogued."""
+        return next((kind for kind in self.types.values() if name in kind.reported), None)
+
 
 @cache
 def catalogue() -> Catalogue:
@@ -246,6 +253,7 @@ def _device_type(row: Mapping[str, Any], kind: Mapping[str, Any], path: Path) ->
         name=row["name"],
         kind=row["kind"],
         hardware=row["hardware"],
+        reported=tuple(row.get("reported", ())),
         memory_bytes=round(row["memory_gb"] * 1e9),
         l2_bytes=round(row["l2_mb"] * 1e6),
         multiprocessors=row["multiprocessors"],

@@ -1,6 +1,7 @@
 """The profile stage: a time for every kernel signature of a trace on every device type asked for.
 
-Types bound to hardware here (``cpu-1thread=cpu:0``) are measured; all others are modelled from the catalogue.
+Types bound to hardware here (``cpu-1thread=cpu:0``) are measured; the type on which a trace's times were recorded by a
+profiler has those; all others are modelled from the catalogue.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ from tessera_core.devices.cpu import CpuDevice, cpu_device, processor_name, usab
 from tessera_core.devices.modelled import ModelledDevice
 from tessera_core.profile.catalogue import DeviceType, catalogue
 from tessera_core.profile.collective import Collective, collective_time, collectives
+from tessera_core.profile.recorded import recorded_device, recorded_rows, recorded_target
 from tessera_core.profile.roofline import modelled_time
 from tessera_core.profile.times import Condition, DeviceRow, LinkRow, TimeRow, fields_of
 from tessera_core.program.guards import check_replayable
 from tessera_core.program.ir import Kernel, Trace
-from tessera_core.program.store import load_trace
+from tessera_core.program.store import trace_from_bundle
 from tessera_core.report.facts import Facts, FactTable
 from tessera_formats.deps import WHOLE
 from tessera_formats.errors import InputError
 from tessera_formats.profile import SOURCES, TIMES, write_profile
+from tessera_formats.trace import read_trace
 
 if TYPE_CHECKING:
     from tessera_core.profile.measure_cpu import Measured, WholeTime
@@ -78,7 +81,8 @@ class ProfileStage:
         :class:`DeviceLostError` where a measuring worker dies. Nothing is written then.
         """
         bindings = self._bindings()
-        loaded = load_trace(trace)
+        bundle = read_trace(trace)
+        loaded = trace_from_bundle(bundle)
         kernels, joins = unique_kernels(loaded), collectives(loaded)
         rows: list[TimeRow] = []
         links: list[LinkRow] = []
@@ -88,7 +92,14 @@ class ProfileStage:
         if measured:
             _check_measurable(loaded, trace)
         for binding in bindings:
-            if binding.cpu is None:
+            recorded = None if binding.cpu is not None else recorded_target(bundle, binding.type.name)
+            if recorded is not None:
+                found_rows = recorded_rows(loaded, bundle, recorded, binding.type.name, kernels)
+                known = {row.signature for row in found_rows}
+                rest = [kernel for signature, kernel in kernels.items() if signature not in known]
+                rows += [*found_rows, *modelled_rows(rest, binding.type.name, joins)]
+                devices.append(recorded_device(bundle, recorded, binding.type.name))
+            elif binding.cpu is None:
                 rows += modelled_rows(kernels.values(), binding.type.name, joins)
                 devices.append(_modelled_device(binding.type))
             else:

@@ -139,6 +139,7 @@ def materialise_weights(
         loaded = _read_weights(trace, named, Path(weights_file))
     rest = [weight for weight in named if weight.name not in loaded]
     made = factory_weights(trace, [w.name for w in rest if w.init.get("kind") == "factory"], trusted)
+    made |= _exported(trace, [w.name for w in rest if w.init.get("kind") == "export"])
     recorded = {buffer for buffer in wanted if trace.buffers[buffer].kind == "constant"}
     recorded |= {weight.buffer for weight in rest if weight.init.get("kind") == "constant"}
     _fill_recorded(trace, storages, recorded)
@@ -287,6 +288,17 @@ def _stored(whole: torch.Tensor, weight: Weight, path: Path) -> torch.Tensor:
             f" axis {part['axis']}; pass the unsharded model's weights"
         )
     return _cut(whole, part)
+
+
+def _exported(trace: Trace, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Values of weights that the ``.pt2`` file holds which the trace was made from."""
+    if not names:
+        return {}
+    # Late: of all that fill weights, only exported programs need their reader.
+    from tessera_core.trace.inputs.pt2_archive import exported_weights
+
+    path = Path(str(trace.info.get("factory", "")))
+    return exported_weights(path, str(trace.info.get("factory_hash", "")), names)
 
 
 def _check_like(value: torch.Tensor, reference: TensorRef, name: str, source: Path | str) -> None:

@@ -30,13 +30,13 @@ def op_flops(target: str, arguments: Any, outputs: Sequence[int], tensors: Seque
     if kind == "matmul" and len(shapes) >= 2:
         first = shapes[1] if name.startswith(("add", "badd")) and len(shapes) >= 3 else shapes[0]
         return 2 * made * (first[-1] if first else 1)
-    if kind == "attention":
+    if kind == "attention" and len(shapes) >= 3:
         query, key, value = shapes[0], shapes[1], shapes[2]
         pairs = math.prod(query[:-1]) * key[-2]
         args = arguments["args"]
         causal = (len(args) > 5 and args[5] is True) or arguments["kwargs"].get("is_causal") is True
         return pairs * 2 * (query[-1] + value[-1]) // (2 if causal else 1)
-    if kind == "convolution":
+    if kind == "convolution" and len(shapes) >= 2:
         return 2 * made * math.prod(shapes[1][1:])
     if kind in ("embedding", "copy") or is_allocation(target):
         return 0

@@ -1,4 +1,4 @@
-"""From what the user names (a catalogue name, or ``file.py:factory``) to a model that can be traced."""
+"""From what the user names (a catalogue name, ``file.py:factory`` or a ``.pt2``) to a model that can be traced."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tessera_core.program.ir import ITEM_BYTES
 from tessera_core.trace.fake import building
+from tessera_core.trace.inputs import input_kind
+from tessera_core.trace.inputs.export import ExportedModel
 from tessera_core.trace.load import import_file
 from tessera_core.trace.model import TraceableModel
 from tessera_core.trace.models import build_model, model_shape
@@ -27,7 +29,7 @@ from tessera_formats.errors import InputError, ModelError
 class BuiltModel:
     """A model and what the manifest says about where it comes from.
 
-    ``origin``: the manifest's ``model``, ``source`` and, for a user's factory, ``factory`` and
+    ``origin``: the manifest's ``model``, ``source`` and, for a user's factory or a ``.pt2``, ``factory`` and
     ``factory_hash``. ``dtype``: name of the weights' dtype. ``shard``: which part it is; None: the whole.
     """
 
@@ -61,6 +63,8 @@ def build(
     Raises :class:`InputError` for an unknown name or file, and :class:`ModelError` (one line with the
     exception and its place) where a factory raises or returns something else.
     """
+    if input_kind(name) == "export":
+        return _from_export(Path(name), dtype, fake_mode)
     path, colon, factory_name = name.rpartition(":")
     if colon and path.endswith(".py"):
         return _from_file(Path(path), factory_name, dtype, seed, fake_mode, name, on_device)
@@ -102,6 +106,13 @@ def _from_file(
         "factory_hash": source_hash,
     }
     return BuiltModel(model, origin, _dtype_of(model, dtype))
+
+
+def _from_export(path: Path, dtype: torch.dtype | None, fake_mode: FakeTensorMode | None) -> BuiltModel:
+    if dtype is not None:
+        raise InputError(f"{path}: was exported with its dtypes; drop --dtype, or export it with another one")
+    model = ExportedModel.open(path, fake_mode)
+    return BuiltModel(model, model.origin, _dtype_of(model, None))
 
 
 def _guarded(said: str, fake_mode: FakeTensorMode | None, on_device: bool, make: Any) -> Any:

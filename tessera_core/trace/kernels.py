@@ -24,10 +24,15 @@ _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 _ALIGNMENT_BYTES = 16
 
 
-def build_kernels(ops: Sequence[RecordedOp], registry: Registry) -> tuple[tuple[Op, ...], tuple[Kernel, ...]]:
-    """The ops and kernels of one program in the IR; kernels are numbered in an order that can be executed."""
+def build_kernels(
+    ops: Sequence[RecordedOp], registry: Registry, groups: Sequence[tuple[int, ...]] | None = None
+) -> tuple[tuple[Op, ...], tuple[Kernel, ...]]:
+    """The ops and kernels of one program in the IR; kernels are numbered in an order that can be executed.
+
+    ``groups``: the ops of each kernel where somebody else formed them, in such an order.
+    """
     nodes = [_node(op, registry) for op in ops]
-    groups = form_kernels(nodes)
+    groups = form_kernels(nodes) if groups is None else groups
     kernel_of = {op: number for number, group in enumerate(groups) for op in group}
     users: dict[int, set[int]] = defaultdict(set)
     for index, node in enumerate(nodes):
@@ -209,9 +214,9 @@ def _name(kind: str, main: RecordedOp, ops: Sequence[RecordedOp], tensors: Seque
     place = ".".join(scope.split(".")[-2:])
     if main.target.startswith("triton."):
         work = f"triton {main.target.rpartition(':')[2]}"
-    elif kind == "matmul" and fused_operator(main.target) is None:
+    elif kind == "matmul" and main.inputs and main.outputs and fused_operator(main.target) is None:
         shapes = [tensors[t].shape for t in main.inputs]
-        inner = shapes[-1][-2] if len(shapes[-1]) > 1 else shapes[-1][0]
+        inner = shapes[-1][-2] if len(shapes[-1]) > 1 else math.prod(shapes[-1])
         made = tensors[main.outputs[0]].shape
         work = f"matmul {'x'.join(str(n) for n in (*made[:-1], inner, *made[-1:]))}"
     else:
@@ -226,7 +231,8 @@ def _dtype(main: RecordedOp, ops: Sequence[RecordedOp], tensors: Sequence[Tensor
     """The dtype of the arithmetic: of an anchor's first tensor; else the one with the most elements made."""
     if op_kind(main.target) in ANCHOR_KINDS:
         floats = [tensors[t].dtype for t in main.inputs if "float" in tensors[t].dtype]
-        return floats[0] if floats else tensors[(*main.inputs, *main.outputs)[0]].dtype
+        touched = (*main.inputs, *main.outputs)
+        return floats[0] if floats else tensors[touched[0]].dtype if touched else "uint8"
     made: Counter[str] = Counter()
     for op in ops:
         for number in op.outputs:

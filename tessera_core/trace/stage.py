@@ -17,6 +17,8 @@ from tessera_core.trace.build import check_requests, trace_model
 from tessera_core.trace.capture.stage import CaptureStage
 from tessera_core.trace.factory import build, parse_dtype
 from tessera_core.trace.fake import new_fake_mode
+from tessera_core.trace.inputs import input_kind
+from tessera_core.trace.inputs.export import ExportedModel
 from tessera_core.trace.parallel.shard import build_shard
 from tessera_core.trace.parallel.shares import parse_shard
 from tessera_core.trace.ptx_targets import check_targets, target_tables
@@ -29,8 +31,9 @@ _PACKAGES = ("tessera-toolchain", "torch", "triton", "transformers", "diffusers"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceStage:
-    """Trace ``model`` (a catalogue name or ``file.py:factory``) for each of ``programs``.
+    """Trace ``model`` (a catalogue name, ``file.py:factory`` or a ``.pt2``) for each of ``programs``.
 
+    No programs at all: those that a ``.pt2`` was exported for.
     ``dtype`` None is the model's own. ``fake`` traces without the memory of weights and state.
     ``ptx_targets`` names architectures (``sm_90``) for which the model's Triton kernels are compiled to PTX.
     ``capture`` adds what it captures to the trace once that is written. ``tensor_parallel`` (``2``, or uneven
@@ -50,7 +53,9 @@ class TraceStage:
     def run(self, output: Path, progress: Callable[[str], None] = lambda message: None) -> Facts:
         """Write the trace to ``output``; raises :class:`InputError` and :class:`ModelError`."""
         started = time.perf_counter()
-        check_requests(self.programs)
+        programs = self.programs
+        if programs or input_kind(self.model) != "export":
+            check_requests(programs)
         check_targets(self.ptx_targets)
         if self.capture is not None:
             self.capture.check()
@@ -64,9 +69,11 @@ class TraceStage:
             built = build(self.model, dtype, self.seed, fake_mode)
         else:
             built = build_shard(self.model, dtype, self.seed, shard, fake_mode)
+        if isinstance(built.model, ExportedModel):
+            programs = programs or (built.model.own_request(),)
         traced = trace_model(
             built,
-            self.programs,
+            programs,
             seed=self.seed,
             fake_mode=fake_mode,
             versions=package_versions(),

@@ -16,7 +16,8 @@ def command(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A catalogue name such as llama-tiny, FILE.py:FACTORY, or a trace folder to add captures to.",
+            help="A catalogue name such as llama-tiny, FILE.py:FACTORY, an exported program (.pt2), a profile that"
+            " PyTorch's profiler exported (.json, .json.gz), or a trace folder to add captures to.",
         ),
     ],
     output: Annotated[Path | None, options.folder("trace")] = None,
@@ -64,6 +65,18 @@ def command(
             metavar="TRACE", help="Add the targets of another trace of this program; may be repeated."
         ),
     ] = None,
+    execution_trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Profile: the ExecutionTrace that was recorded with it."),
+    ] = None,
+    iteration: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="Profile: take ProfilerStep#N; else its last iteration."),
+    ] = None,
+    gpu_type: Annotated[
+        str | None,
+        typer.Option(metavar="TYPE", help="Profile: device type of the GPU that it was recorded on."),
+    ] = None,
     trust_model: options.Trust = False,
     json: options.Json = False,
 ) -> None:
@@ -80,7 +93,32 @@ def command(
         raise typer.BadParameter(f"{model} is a trace: say what to add, --capture or --add-target")
     if not exists and output is None:
         raise typer.BadParameter("name the trace folder to write: -o")
-    requests = () if exists else options.requests(program or [], phase, batch, context)
+    from tessera_core.trace.inputs import input_kind
+
+    kind = "trace" if exists else input_kind(model)
+    optional = kind != "model" and not program and phase is None
+    requests = () if optional else options.requests(program or [], phase, batch, context)
+    recorded = {"--execution-trace": execution_trace, "--iteration": iteration, "--gpu-type": gpu_type}
+    if kind == "kineto":
+        assert output is not None
+        if dtype or fake or tensor_parallel or ptx_target or capture or add_target or len(requests) > 1:
+            raise typer.BadParameter(
+                "a profile has one program, and kernels of one GPU as they were: drop the rest"
+            )
+        from tessera_core.trace.inputs.stage import RecordedStage
+
+        imported = RecordedStage(
+            path=Path(model),
+            execution_trace=execution_trace,
+            program=requests[0] if requests else None,
+            iteration=iteration,
+            gpu_type=gpu_type,
+        )
+        shown.show(imported.run(output, shown.progress))
+        return
+    for name, value in recorded.items():
+        if value is not None:
+            raise typer.BadParameter(f"{name} goes with a profile (.json), and {model} is none")
     from tessera_core.trace.capture.stage import CaptureStage
     from tessera_core.trace.stage import TraceStage
 

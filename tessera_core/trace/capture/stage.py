@@ -53,8 +53,12 @@ class CaptureStage:
     def run(self, path: Path, output: Path, progress: Progress = lambda message: None) -> Facts:
         """Read the trace at ``path``, write it with its new targets to ``output``."""
         started = time.perf_counter()
-        self.check()
         bundle = read_trace(path)
+        if bundle.info["source"] == "kineto":
+            raise InputError(
+                f"{path}: was made from a profile, so there is nothing to capture or to merge; trace the model itself"
+            )
+        self.check()
         tables = {name: bundle.table(name) for name in bundle.entries}
         for other in self.add_targets:
             tables |= merged_targets(bundle, read_trace(other))
