@@ -1,0 +1,214 @@
+"""What one instruction does to memory, for all threads of a group of blocks: turns a row of the effects table and
+the values of its operands into entries of the footprint, and tells what a load may bring back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from tessera_core.program.boxes import Box
+from tessera_core.ptx.effects import Touch
+from tessera_core.ptx.flow import Step, visible
+from tessera_core.ptx.footprint import Footprint, Mode
+from tessera_core.ptx.kernel import FIRST_VARIABLE, LOCAL, PARAMETERS, SHARED, Kernel, carried_bases
+from tessera_core.ptx.parameters import LaunchShape, ParameterBlock
+from tessera_core.ptx.parser import type_bytes
+from tessera_core.ptx.predicates import both
+from tessera_core.ptx.shared import SharedMemory
+from tessera_core.ptx.syntax import Address, Immediate, Name, Operand, Vector
+from tessera_core.ptx.values import (
+    EITHER,
+    NEVER,
+    NO_BASE,
+    NUMBER,
+    Bool,
+    Known,
+    Shape,
+    Unknown,
+    Value,
+    bases_of,
+    elementwise,
+    mixed,
+    unknown,
+    unsigned,
+    width_of,
+)
+
+_SPACE_BASES = {SHARED, LOCAL, PARAMETERS}
+
+
+class Memory:
+    """The memory that one group of blocks sees, and the footprint that it leaves there.
+
+    ``value`` evaluates an operand in the given number of bits.
+    """
+
+    def __init__(
+        self, kernel: Kernel, launch: LaunchShape, shape: Shape, value: Callable[[Operand, int], Value]
+    ) -> None:
+        self.kernel = kernel
+        self.parameters = ParameterBlock(launch.parameters, launch.relocations)
+        self.shape = shape
+        self.value = value
+        self.footprint = Footprint()
+        self.shared = SharedMemory()
+        self.carried = carried_bases(kernel, self.parameters)
+
+    def access(self, step: Step, can: Bool, must: Bool, together: bool) -> None:
+        """Record what ``step`` touches. ``together``: the whole block is at this step."""
+        for touch in step.effects.touches:
+            if touch.operand < len(step.operands) and visible(touch.space):
+                self._touch(step, touch, can, must)
+            elif touch.space == "shared" and touch.writes and self.kernel.flow.follows_shared:
+                self._store_shared(step, can, must, together)
+
+    def everything(self, step: Step) -> Iterator[tuple[str, Value]]:
+        """Record that ``step`` may reach all buffers; its destinations may then point into any of them."""
+        self.footprint.add_everything(step.effects.reaches_all, self._line(step))
+        return self._held(step, self.parameters.buffers() | NUMBER)
+
+    def loaded(self, step: Step, can: Bool, together: bool) -> Iterator[tuple[str, Value]]:
+        """The destinations of a memory instruction and what they then hold."""
+        if not step.writes:
+            return
+        touch = step.effects.touches[0]
+        address = step.operands[touch.operand]
+        target = step.operands[0]
+        if touch.space == "param" and isinstance(address, Address) and step.parts[0] == "ld":
+            size = type_bytes(step.parts[-1])
+            place = self.value(address, 64)
+            elements = target.elements if isinstance(target, Vector) else (target,)
+            for index, element in enumerate(elements):
+                if isinstance(element, Name):
+                    value = self._parameter(place, index * size, size)
+                    yield element.text, self._extended(value, step.parts[-1], element.text)
+            return
+        bases: frozenset[int] | None = NUMBER
+        if touch.space == "shared" and step.parts[0] == "ld" and self.kernel.flow.follows_shared:
+            bases = self.shared.load(self.value(address, 64), touch.bytes or 0, can, together)
+        elif any(touch.space in ("shared", "local", "generic") for touch in step.effects.touches):
+            bases = None
+        yield from self._held(step, self.carried if bases is None else bases)
+
+    def _held(self, step: Step, bases: frozenset[int]) -> Iterator[tuple[str, Value]]:
+        """Destinations get what memory or a callee may hold: any number, or any pointer into ``bases``."""
+        width = width_of(step.parts[-1]) or 64
+        for name in step.writes:
+            if self.kernel.flow.width(name) == 1:
+                yield name, EITHER
+            elif width >= 64 or bases != NUMBER:
+                yield name, unknown(width, bases)
+            else:
+                # the number may be extended with or without its sign into a wider register
+                yield name, Unknown(NUMBER, -(1 << (width - 1)), (1 << width) - 1)
+
+    def _store_shared(self, step: Step, can: Bool, must: Bool, together: bool) -> None:
+        stored = step.operands[1] if len(step.operands) > 1 else step.operands[0]
+        elements = stored.elements if isinstance(stored, Vector) else (stored,)
+        size = type_bytes(step.parts[-1])
+        bases = [bases_of(self.value(element, size * 8)) for element in elements]
+        self.shared.store(self.value(step.operands[0], 64), bases, size, can, must, together)
+
+    def _parameter(self, place: Value, extra: int, size: int) -> Value:
+        """Fold a load from the parameter block."""
+        block = self.parameters
+        everything = block.buffers()
+        if isinstance(place, Known) and place.base == PARAMETERS:
+            if place.low == place.high:
+                return block.load(place.low + extra, size)
+            choices = {
+                int(offset): block.load(int(offset) + extra, size)
+                for offset in np.unique(place.block + place.thread)
+            }
+            if all(isinstance(value, Known) and value.base == NO_BASE for value in choices.values()):
+                offsets = np.array(sorted(choices), dtype=np.int64)
+                table = np.array([_low(choices[int(offset)]) for offset in offsets], dtype=np.int64)
+                index = Known(NO_BASE, place.block, place.thread, place.low, place.high)
+                return elementwise(
+                    self.shape, lambda x: table[np.searchsorted(offsets, x)], (index,), size * 8
+                )
+            return Unknown(frozenset().union(*(bases_of(value) for value in choices.values())), None, None)
+        return Unknown(everything or NUMBER, None, None)
+
+    def _extended(self, value: Value, type_name: str, register: str) -> Value:
+        """A loaded number in a register that may be wider: zero-extended unless its type is signed."""
+        bits, width = self.kernel.flow.width(register), width_of(type_name) or 64
+        if bases_of(value) != NUMBER or bits == width or type_name[0] == "s":
+            return value
+        return unsigned(value, width, self.shape) if bits else mixed((value,))
+
+    def _touch(self, step: Step, touch: Touch, can: Bool, must: Bool) -> None:
+        address = self.value(step.operands[touch.operand], 64)
+        length = touch.bytes
+        if step.extent is not None and step.extent < len(step.operands):
+            extent = step.operands[step.extent]
+            length = extent.value if isinstance(extent, Immediate) else None
+        sure = touch.sure
+        if touch.size_operand is not None and touch.size_operand < len(step.operands):
+            hinted = "L2::cache_hint" in step.parts and touch.size_operand == len(step.operands) - 1
+            size = None if hinted else self.value(step.operands[touch.size_operand], 32)
+            if isinstance(size, Known) and length is not None:
+                some: Bool = (size.block + size.thread) > 0
+                can = both(self.shape, can, some)
+                must = both(self.shape, must, some)
+                length = min(length, size.high)
+                sure = sure and size.low in (0, size.high)
+            elif size is not None:
+                sure = False
+        if not can.any():
+            return
+        if not sure or address is None:
+            must = NEVER
+        line = self._line(step)
+        modes: list[Mode] = []
+        if touch.reads:
+            modes.append("read")
+        if touch.writes:
+            modes.append("write")
+        self._record(modes, address, length, can, must, line)
+
+    def _record(
+        self, modes: list[Mode], address: Value, length: int | None, can: Bool, must: Bool, line: int
+    ) -> None:
+        for base in sorted(bases_of(address)):
+            if base in _SPACE_BASES:
+                continue
+            if base == NO_BASE:
+                null = isinstance(address, Known) and address.low == address.high == 0
+                what = (
+                    "a null pointer is dereferenced" if null else "the base of the address is not a parameter"
+                )
+                self.footprint.add_everything(what, line)
+                continue
+            if base <= FIRST_VARIABLE:
+                name = self.kernel.variables[FIRST_VARIABLE - base]
+                for mode in modes if name else ():
+                    self.footprint.variables.setdefault((name, mode), line)
+                continue
+            for mode in modes:
+                if isinstance(address, Known) and length is not None:
+                    self.footprint.add(mode, address, length, can, must, line)
+                elif (
+                    isinstance(address, Unknown)
+                    and address.low is not None
+                    and address.high is not None
+                    and length
+                ):
+                    box = Box.interval(address.low, address.high - address.low + length)
+                    self.footprint.add_bounded(mode, base, box, "the address depends on data", line)
+                else:
+                    reason = (
+                        "the address depends on data"
+                        if length is not None
+                        else "the extent is not in the text"
+                    )
+                    self.footprint.add_bounded(mode, base, None, reason, line)
+
+    def _line(self, step: Step) -> int:
+        return self.kernel.module.line(step.at)
+
+
+def _low(value: Value) -> int:
+    assert isinstance(value, Known)
+    return value.low
