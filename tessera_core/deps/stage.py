@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tessera_core.deps.accesses import fold_ops, without_internal
-from tessera_core.deps.graph import LOOSEST_FIRST, WEAKEST_FIRST, Access, Edge, Precision
+from tessera_core.deps.graph import LOOSEST_FIRST, WEAKEST_FIRST, Access, Edge, Precision, union_of_chains
 from tessera_core.deps.hazards import Hazards, find_hazards, precision_counts
-from tessera_core.deps.ptx_evidence import TargetEvidence, target_evidence
+from tessera_core.deps.ptx_evidence import LaunchBlocks, TargetEvidence, target_evidence
 from tessera_core.program.ir import Evidence, Program, Trace
 from tessera_core.program.store import boxes_to_rows, trace_from_bundle
 from tessera_core.report.facts import Facts, FactTable
@@ -71,6 +71,7 @@ class TargetResult:
     own: tuple[Access, ...]
     hazards: Mapping[int, Hazards]
     coverage: Mapping[tuple[Evidence, Precision], tuple[int, int, int]]
+    blocks: tuple[LaunchBlocks, ...] = ()
     modules: tuple[str, ...] = ()
     unknown_opcodes: tuple[str, ...] = ()
     fallbacks: tuple[tuple[int, str], ...] = ()
@@ -89,6 +90,9 @@ def analyse_target(trace: Trace, evidence: TargetEvidence | None) -> TargetResul
         target = OPS_TARGET if evidence is None else evidence.target
         own.extend(access for access in used if access.target == target)
         found = find_hazards(used, sizes, homed)
+        if evidence is not None and program.id in evidence.chains:
+            together = union_of_chains([*found.chains, *evidence.chains[program.id]])
+            found = replace(found, chains=together)
         hazards[program.id] = found
         kernels: dict[tuple[Evidence, Precision], set[int]] = defaultdict(set)
         for access in used:
@@ -110,6 +114,7 @@ def analyse_target(trace: Trace, evidence: TargetEvidence | None) -> TargetResul
         own=tuple(own),
         hazards=hazards,
         coverage={key: (a, k, e) for key, (a, k, e) in counts.items()},
+        blocks=() if evidence is None else evidence.blocks,
         modules=() if evidence is None else evidence.modules,
         unknown_opcodes=() if evidence is None else evidence.unknown_opcodes,
         fallbacks=tuple(counted) if evidence is None else evidence.fallbacks,
@@ -128,6 +133,9 @@ def deps_tables(results: Sequence[TargetResult]) -> dict[str, Any]:
                     {"target": result.target, "program": program, "chain": number, "kernel": kernel}
                     for kernel in chain
                 )
+        for launch in result.blocks:
+            rows["block_footprints"].extend(_block_rows(result.target, launch))
+            rows["splits"].append(_split_row(result.target, launch))
         rows["coverage"].extend(
             dict(zip(_COVERAGE, (result.target, *key, *numbers), strict=True))
             for key, numbers in sorted(result.coverage.items(), key=_strongest_first)
@@ -149,6 +157,39 @@ def _used(trace: Trace, program: Program, evidence: TargetEvidence | None) -> li
 
 def _access_row(access: Access) -> dict[str, Any]:
     return {name: getattr(access, name) for name in _ACCESS_FIELDS} | {"boxes": boxes_to_rows(access.boxes)}
+
+
+def _block_rows(target: str, launch: LaunchBlocks) -> Iterator[dict[str, Any]]:
+    for found in launch.footprints:
+        yield {
+            "target": target,
+            "program": launch.program,
+            "kernel": launch.kernel,
+            "launch": launch.launch,
+            "buffer": found.buffer,
+            "mode": found.mode,
+            "must": found.must,
+            "first": found.first,
+            "last": found.last,
+            "boxes": boxes_to_rows(found.boxes),
+            "step": found.step,
+        }
+
+
+def _split_row(target: str, launch: LaunchBlocks) -> dict[str, Any]:
+    split = launch.split
+    return {
+        "target": target,
+        "program": launch.program,
+        "kernel": launch.kernel,
+        "launch": launch.launch,
+        "blocks": split.blocks,
+        "independent": split.independent,
+        "disjoint_writes": split.disjoint_writes,
+        "reads_apart": split.reads_apart,
+        "atomics": split.atomics,
+        "reason": split.reason,
+    }
 
 
 def _edge_row(edge: Edge) -> dict[str, Any]:
