@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from tessera_core.deps.accesses import Step, Touch, fold_kernel, op_touches
 from tessera_core.deps.copies import copy_touches
@@ -242,7 +243,7 @@ class _Analyser:
         name = launch.module
         assert name is not None
         if name not in self.modules:
-            self.modules[name] = parse_module(self.launches.texts[name], f"{self.target} module {name[:19]}")
+            self.modules[name] = _parsed(self.launches.texts[name], f"{self.target} module {name[:19]}")
         module = self.modules[name]
         program, kernel = declared.program, declared.kernel
         buffers = list(dict.fromkeys([*launch.buffers, *(touch.buffer for touch in declared.touches)]))
@@ -332,6 +333,12 @@ class _Analyser:
             reason = "scratch that outlives kernels is read before it is written: its users share a device"
             self.reasons[reason].update((program, kernel) for kernel in readers)
         return {program: union_of_chains(found) for program, found in groups.items()}
+
+
+@lru_cache(maxsize=512)
+def _parsed(text: str, where: str) -> Module:
+    """The module of a text; the same object again, so that its launches' analyses are remembered too."""
+    return parse_module(text, where)
 
 
 def _reaches(launch: Launch, touch: Touch, found: Sequence[Launch]) -> bool:

@@ -45,10 +45,13 @@ class DepsStage:
                     f"{trace}: has no target {name} (it has {', '.join((OPS_TARGET, *captured))});"
                     f" add it with tessera trace --ptx-target {name}"
                 )
-        results = [analyse_target(program_trace, None)]
+        by_ops = {program.id: fold_ops(program_trace, program) for program in program_trace.programs}
+        results = [analyse_target(program_trace, None, by_ops)]
         for name in sorted(set(chosen) - {OPS_TARGET}):
             progress(f"analysing the PTX of {name}")
-            results.append(analyse_target(program_trace, target_evidence(program_trace, bundle, name)))
+            results.append(
+                analyse_target(program_trace, target_evidence(program_trace, bundle, name), by_ops)
+            )
         info = {
             "program_digest": program_trace.digest,
             "targets": [result.target for result in results],
@@ -77,8 +80,14 @@ class TargetResult:
     fallbacks: tuple[tuple[int, str], ...] = ()
 
 
-def analyse_target(trace: Trace, evidence: TargetEvidence | None) -> TargetResult:
-    """Accesses and hazards of all programs: by schema and declaration, or with a target's evidence in their place."""
+def analyse_target(
+    trace: Trace, evidence: TargetEvidence | None, by_ops: Mapping[int, Sequence[Access]] | None = None
+) -> TargetResult:
+    """Accesses and hazards of all programs: by schema and declaration, or with a target's evidence in their place.
+
+    ``by_ops``: what :func:`fold_ops` says of each program, where that is known already.
+    """
+    by_ops = by_ops or {program.id: fold_ops(trace, program) for program in trace.programs}
     own: list[Access] = []
     hazards: dict[int, Hazards] = {}
     counts: dict[tuple[Evidence, Precision], list[int]] = defaultdict(lambda: [0, 0, 0])
@@ -86,7 +95,7 @@ def analyse_target(trace: Trace, evidence: TargetEvidence | None) -> TargetResul
     sizes = [buffer.bytes for buffer in trace.buffers]
     homed = frozenset(buffer.id for buffer in trace.buffers if buffer.kind == "state")
     for program in trace.programs:
-        used = _used(trace, program, evidence)
+        used = _used(trace, program, by_ops[program.id], evidence)
         target = OPS_TARGET if evidence is None else evidence.target
         own.extend(access for access in used if access.target == target)
         found = find_hazards(used, sizes, homed)
@@ -146,12 +155,13 @@ def deps_tables(results: Sequence[TargetResult]) -> dict[str, Any]:
 _COVERAGE = ("target", "evidence", "precision", "accesses", "kernels", "edges")
 
 
-def _used(trace: Trace, program: Program, evidence: TargetEvidence | None) -> list[Access]:
-    by_ops = fold_ops(trace, program)
+def _used(
+    trace: Trace, program: Program, by_ops: Sequence[Access], evidence: TargetEvidence | None
+) -> list[Access]:
     if evidence is not None:
         replaced = evidence.kernels.get(program.id, frozenset())
-        by_ops = [access for access in by_ops if access.kernel not in replaced]
-        by_ops.extend(evidence.accesses.get(program.id, ()))
+        own = evidence.accesses.get(program.id, ())
+        by_ops = [*(access for access in by_ops if access.kernel not in replaced), *own]
     return without_internal(trace, program, by_ops)
 
 
