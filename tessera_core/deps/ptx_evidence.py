@@ -57,27 +57,35 @@ class LaunchBlocks:
 class TargetEvidence:
     """A target's own accesses: ``accesses[program]`` for exactly the kernels in ``kernels[program]``.
 
-    ``chains[program]``: groups of kernels that share a device for the sake of scratch memory. ``fallbacks``:
-    (kernels, reason) of what could not be bounded or analysed, most frequent first.
+    ``resolved``: accesses that were looked up in stored content. ``chains[program]``: groups of kernels that share
+    a device for the sake of scratch memory. ``fallbacks``: (kernels, reason) of what could not be bounded or
+    analysed, most frequent first.
     """
 
     target: str
     accesses: Mapping[int, tuple[Access, ...]]
     kernels: Mapping[int, frozenset[int]]
     chains: Mapping[int, tuple[tuple[int, ...], ...]]
+    resolved: int
     blocks: tuple[LaunchBlocks, ...]
     modules: tuple[str, ...]
     unknown_opcodes: tuple[str, ...]
     fallbacks: tuple[tuple[int, str], ...]
 
 
-def target_evidence(trace: Trace, bundle: Bundle, target: str) -> TargetEvidence:
+def target_evidence(
+    trace: Trace, bundle: Bundle, target: str, content: Mapping[int, bytes] | None = None
+) -> TargetEvidence:
     """Analyse every launch of ``target``; equal launches of one module are analysed once.
+
+    ``content``: bytes of buffers that nothing writes, in which addresses that depend on data are looked up; what
+    they give then is added as valid for the content only.
 
     Raises PtxSyntaxError for a module that is not PTX, and ModelError where a declaration and the PTX
     contradict each other, naming kernel, parameter and line.
     """
-    return _Analyser(trace, bundle, target, target_launches(trace, bundle, target)).run()
+    launches = target_launches(trace, bundle, target)
+    return _Analyser(trace, bundle, target, launches, content or {}).run()
 
 
 @dataclass(slots=True)
@@ -86,6 +94,7 @@ class _Analyser:
     bundle: Bundle
     target: str
     launches: TargetLaunches
+    content: Mapping[int, bytes]
     modules: dict[str, Module] = field(default_factory=dict)
     results: dict[tuple[object, ...], LaunchAnalysis] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)
@@ -122,6 +131,9 @@ class _Analyser:
             accesses={program: tuple(found) for program, found in accesses.items()},
             kernels={program: frozenset(found) for program, found in kernels.items()},
             chains=self._chains(),
+            resolved=sum(
+                a.valid_for == "content" and a.evidence == "ptx" for f in accesses.values() for a in f
+            ),
             blocks=tuple(self.blocks),
             modules=tuple(sorted(self.modules)),
             unknown_opcodes=tuple(sorted(self.unknown)),
@@ -277,9 +289,46 @@ class _Analyser:
                     detail="" if local.precision == "exact" else _why(name, local),
                 )
             )
-        return touches
+        return [*touches, *self._resolved(module, name, launch, buffers, analysis)]
 
-    def _analyse(self, module: Module, name: str, launch: Launch, buffers: Sequence[int]) -> LaunchAnalysis:
+    def _resolved(
+        self, module: Module, name: str, launch: Launch, buffers: Sequence[int], analysis: LaunchAnalysis
+    ) -> list[Touch]:
+        """What the accesses that depend on data are for the stored content."""
+        loose = {(a.buffer, a.mode) for a in analysis.accesses if a.precision == "bounded"}
+        written = {a.buffer for a in analysis.accesses if a.mode == "write"}
+        stored = {
+            index: self.content[buffer]
+            for index, buffer in enumerate(buffers)
+            if buffer in self.content and index not in written
+        }
+        if not loose or not stored:
+            return []
+        found = self._analyse(module, name, launch, buffers, stored)
+        still = {(a.buffer, a.mode) for a in found.accesses if a.precision != "exact"}
+        return [
+            Touch(
+                buffer=buffers[access.buffer],
+                mode=access.mode,
+                must=False,
+                boxes=access.boxes,
+                evidence="ptx",
+                precision="exact",
+                valid_for="content",
+                detail="looked up in stored content",
+            )
+            for access in found.accesses
+            if (access.buffer, access.mode) in loose - still
+        ]
+
+    def _analyse(
+        self,
+        module: Module,
+        name: str,
+        launch: Launch,
+        buffers: Sequence[int],
+        content: Mapping[int, bytes] | None = None,
+    ) -> LaunchAnalysis:
         """The analysis with buffers numbered by their place in ``buffers``, so that repeated layers share it."""
         number = {buffer: index for index, buffer in enumerate(buffers)}
         shape = LaunchShape(
@@ -293,6 +342,8 @@ class _Analyser:
             ),
         )
         sizes = tuple(self._bytes(buffer) for buffer in buffers)
+        if content:
+            return analyse_launch(module, shape, dict(enumerate(sizes)), content)
         key = (name, shape, sizes)
         if key not in self.results:
             self.results[key] = analyse_launch(module, shape, dict(enumerate(sizes)))

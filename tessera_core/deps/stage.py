@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_safetensors
+
 from tessera_core.deps.accesses import fold_ops, without_internal
 from tessera_core.deps.graph import LOOSEST_FIRST, WEAKEST_FIRST, Access, Edge, Precision, union_of_chains
 from tessera_core.deps.hazards import Hazards, find_hazards, precision_counts
@@ -16,7 +19,7 @@ from tessera_core.program.ir import Evidence, Program, Trace
 from tessera_core.program.store import boxes_to_rows, trace_from_bundle
 from tessera_core.report.facts import Facts, FactTable
 from tessera_formats.deps import DEPS, OPS_TARGET, write_deps
-from tessera_formats.errors import InputError
+from tessera_formats.errors import ArtifactError, InputError
 from tessera_formats.trace import read_trace
 
 FALLBACKS_SHOWN = 12
@@ -25,9 +28,13 @@ FALLBACKS_SHOWN = 12
 
 @dataclass(frozen=True, slots=True)
 class DepsStage:
-    """Dependencies by schema and declaration (always) and by the PTX of ``targets`` (None: all captured ones)."""
+    """Dependencies by schema and declaration (always) and by the PTX of ``targets`` (None: all captured ones).
+
+    ``resolve``: look addresses that depend on data up in the constants that the trace stores.
+    """
 
     targets: tuple[str, ...] | None = None
+    resolve: bool = False
 
     def run(self, trace: Path, output: Path, progress: Callable[[str], None] = lambda _: None) -> Facts:
         """Analyse ``trace`` and write the deps artifact to ``output``.
@@ -47,10 +54,11 @@ class DepsStage:
                 )
         by_ops = {program.id: fold_ops(program_trace, program) for program in program_trace.programs}
         results = [analyse_target(program_trace, None, by_ops)]
+        content = stored_content(program_trace) if self.resolve else {}
         for name in sorted(set(chosen) - {OPS_TARGET}):
             progress(f"analysing the PTX of {name}")
             results.append(
-                analyse_target(program_trace, target_evidence(program_trace, bundle, name), by_ops)
+                analyse_target(program_trace, target_evidence(program_trace, bundle, name, content), by_ops)
             )
         info = {
             "program_digest": program_trace.digest,
@@ -59,7 +67,25 @@ class DepsStage:
             "unknown_opcodes": sorted({opcode for result in results for opcode in result.unknown_opcodes}),
         }
         write_deps(output, info, deps_tables(results))
-        return _facts(output, program_trace, info, results)
+        facts = _facts(output, program_trace, info, results)
+        return _with_resolved(facts, results, content) if self.resolve else facts
+
+
+def stored_content(trace: Trace) -> dict[int, bytes]:
+    """The bytes of the buffers that the trace stores and that no op writes."""
+    written = {
+        trace.tensors[operand.tensor].buffer
+        for program in trace.programs
+        for op in program.ops
+        for operand in op.operands
+        if operand.mode == "write"
+    }
+    try:
+        stored = load_safetensors(trace.constants)
+    except (SafetensorError, ValueError) as problem:
+        raise ArtifactError(f"trace constants are damaged ({problem}); trace again") from problem
+    found = {int(name.removeprefix("buffer.")): value.tobytes() for name, value in stored.items()}
+    return {buffer: value for buffer, value in found.items() if buffer not in written}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +101,7 @@ class TargetResult:
     hazards: Mapping[int, Hazards]
     coverage: Mapping[tuple[Evidence, Precision], tuple[int, int, int]]
     blocks: tuple[LaunchBlocks, ...] = ()
+    resolved: int = 0
     modules: tuple[str, ...] = ()
     unknown_opcodes: tuple[str, ...] = ()
     fallbacks: tuple[tuple[int, str], ...] = ()
@@ -124,6 +151,7 @@ def analyse_target(
         hazards=hazards,
         coverage={key: (a, k, e) for key, (a, k, e) in counts.items()},
         blocks=() if evidence is None else evidence.blocks,
+        resolved=0 if evidence is None else evidence.resolved,
         modules=() if evidence is None else evidence.modules,
         unknown_opcodes=() if evidence is None else evidence.unknown_opcodes,
         fallbacks=tuple(counted) if evidence is None else evidence.fallbacks,
@@ -264,3 +292,14 @@ def _facts(output: Path, trace: Trace, info: Mapping[str, Any], results: Sequenc
         "reasons_not_exact": len(fallbacks),
     }
     return Facts("dependencies between kernels", values, tuple(tables))
+
+
+def _with_resolved(facts: Facts, results: Sequence[TargetResult], content: Mapping[int, bytes]) -> Facts:
+    """The facts with what ``--resolve`` found, and how much it had to go by."""
+    values = {**facts.values, "stored_buffers": len(content), "resolved": sum(r.resolved for r in results)}
+    loose = sum(
+        access.precision == "bounded" and access.evidence == "ptx" and access.valid_for == "shapes"
+        for result in results
+        for access in result.own
+    )
+    return replace(facts, values={**values, "not_resolved": max(0, loose - values["resolved"])})

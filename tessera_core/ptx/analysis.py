@@ -20,6 +20,7 @@ from tessera_core.ptx.footprint import Footprint, PtxAccess
 from tessera_core.ptx.interpreter import Interpreter
 from tessera_core.ptx.kernel import Kernel, kernel_of
 from tessera_core.ptx.parameters import LaunchShape, Relocation
+from tessera_core.ptx.resolve import KnownMemory
 from tessera_core.ptx.syntax import Module
 from tessera_core.ptx.values import BlocksDiffer, Int
 
@@ -58,25 +59,37 @@ class LaunchAnalysis:
     written_variables: tuple[tuple[str, int], ...] = ()
 
 
-def analyse_launch(module: Module, launch: LaunchShape, buffer_bytes: Mapping[int, int]) -> LaunchAnalysis:
+def analyse_launch(
+    module: Module,
+    launch: LaunchShape,
+    buffer_bytes: Mapping[int, int],
+    content: Mapping[int, bytes] | None = None,
+) -> LaunchAnalysis:
     """The reads and writes of ``launch``, in bytes from the start of each buffer.
 
     ``buffer_bytes``: size of every buffer that the launch could reach; where the base of an address is unknown, all
     of them count as read and written. Results are remembered per module and launch, whatever the buffers are called.
+    ``content``: bytes of buffers that the launch only reads, from which addresses may be computed; the result then
+    holds for this content alone.
 
     Raises InputError where the module has no such kernel.
     """
     names = tuple(dict.fromkeys(relocation.buffer for relocation in launch.relocations))
     number = {buffer: index for index, buffer in enumerate(names)}
-    content = bytearray(launch.parameters)
+    block = bytearray(launch.parameters)
     for relocation in launch.relocations:
-        content[relocation.offset : relocation.offset + 8] = bytes(8)
+        block[relocation.offset : relocation.offset + 8] = bytes(8)
     canonical = replace(
         launch,
-        parameters=bytes(content[: len(launch.parameters)]),
+        parameters=bytes(block[: len(launch.parameters)]),
         relocations=tuple(Relocation(r.offset, number[r.buffer], r.byte_offset) for r in launch.relocations),
     )
-    result = _analyse(module, canonical, tuple(buffer_bytes.get(buffer, 0) for buffer in names))
+    sizes = tuple(buffer_bytes.get(buffer, 0) for buffer in names)
+    if content:
+        stored = {number[buffer]: found for buffer, found in content.items() if buffer in number}
+        result = _result(module, canonical, sizes, stored)
+    else:
+        result = _remembered(module, canonical, sizes)
     accesses = [
         replace(access, buffer=names[access.buffer])
         for access in result.accesses
@@ -130,9 +143,15 @@ class _Result:
 
 
 @lru_cache(maxsize=4096)
-def _analyse(module: Module, launch: LaunchShape, sizes: tuple[int, ...]) -> _Result:
+def _remembered(module: Module, launch: LaunchShape, sizes: tuple[int, ...]) -> _Result:
+    return _result(module, launch, sizes, {})
+
+
+def _result(
+    module: Module, launch: LaunchShape, sizes: tuple[int, ...], content: Mapping[int, bytes]
+) -> _Result:
     kernel = kernel_of(module, launch.entry)
-    footprint, groups = _interpret(kernel, launch)
+    footprint, groups = _interpret(kernel, launch, content)
     steps = kernel.flow.steps
     everything = bool(footprint.everything)
     return _Result(
@@ -145,7 +164,9 @@ def _analyse(module: Module, launch: LaunchShape, sizes: tuple[int, ...]) -> _Re
     )
 
 
-def _interpret(kernel: Kernel, launch: LaunchShape) -> tuple[Footprint, list[BlockRecorder] | None]:
+def _interpret(
+    kernel: Kernel, launch: LaunchShape, content: Mapping[int, bytes]
+) -> tuple[Footprint, list[BlockRecorder] | None]:
     """Interpret all blocks together, dividing them where they behave differently.
 
     Returns what they do in all, and group by group; None where blocks were not told apart.
@@ -161,7 +182,10 @@ def _interpret(kernel: Kernel, launch: LaunchShape) -> tuple[Footprint, list[Blo
         group = waiting.pop()
         interpreter = Interpreter(kernel, launch, group)
         recorder = BlockRecorder(group)
-        interpreter.threads.memory.footprint = recorder
+        threads = interpreter.threads
+        if content:
+            threads.memory = KnownMemory(kernel, launch, threads.shape, threads.memory.value, content)
+        threads.memory.footprint = recorder
         try:
             total.merge(interpreter.run())
             recorders.append(recorder)

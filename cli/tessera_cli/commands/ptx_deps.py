@@ -85,5 +85,5 @@ def command(
         raise typer.BadParameter("--entry, --grid, --block and --arg go with --module")
     from tessera_core.deps.stage import DepsStage
 
-    stage = DepsStage(targets=tuple(target) if target else None)
+    stage = DepsStage(targets=tuple(target) if target else None, resolve=resolve)
     shown.show(stage.run(trace, output))
