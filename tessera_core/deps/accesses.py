@@ -62,12 +62,12 @@ def fold_ops(trace: Trace, program: Program) -> list[Access]:
         access
         for kernel in program.kernels
         for access in fold_kernel(
-            program.id, kernel.id, [Step(op_touches(trace, program.ops[op])) for op in kernel.ops], OPS_TARGET
+            program.id, kernel.id, [Step(op_step(trace, program.ops[op])) for op in kernel.ops], OPS_TARGET
         )
     ]
 
 
-def op_touches(trace: Trace, op: Op) -> Sequence[Touch]:
+def op_step(trace: Trace, op: Op) -> Sequence[Touch]:
     """What an op touches by its recorded operands.
 
     An operand whose boxes hold for the traced content only is joined by one for its whole tensor, where the

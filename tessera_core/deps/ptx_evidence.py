@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from tessera_core.deps.accesses import Step, Touch, fold_kernel, op_touches
+from tessera_core.deps.accesses import Step, Touch, fold_kernel, op_step
 from tessera_core.deps.copies import copy_touches
 from tessera_core.deps.declared import Declaration
 from tessera_core.deps.graph import Access, union_of_chains
@@ -158,7 +158,7 @@ class _Analyser:
         ends: list[tuple[int, frozenset[int]]] = []  # what an op did in the end: place, its launches
         for op, found in self._by_op(program, kernel, launches):
             ops = kernel.ops if op is None else (op.id,)
-            touches = [touch for number in ops for touch in op_touches(self.trace, program.ops[number])]
+            touches = [touch for number in ops for touch in op_step(self.trace, program.ops[number])]
             if not found:
                 steps.append(Step(touches, frozenset() if self.launches.complete else None))
                 continue

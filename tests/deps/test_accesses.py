@@ -12,7 +12,7 @@ from tessera_core.deps.accesses import (
     fold_kernel,
     fold_ops,
     merged,
-    op_touches,
+    op_step,
     without_internal,
 )
 from tessera_core.deps.graph import Access
@@ -189,7 +189,7 @@ def test_allocation_writes_nothing() -> None:
     fresh = b.tensor("activation", 8)
     b.kernel()
     b.op("aten.empty.memory_format", write(fresh, must=False))
-    assert list(op_touches(b.trace(), b.ops[0])) == []
+    assert list(op_step(b.trace(), b.ops[0])) == []
 
 
 def test_rows_of_the_traced_content_never_stand_alone() -> None:
