@@ -88,7 +88,9 @@ def poison_test(given: Contents, claims: Claims, run: Callable[[Contents], None]
         }
         for name, mask in faults.items():
             if mask.any():
-                where.append(f"buffer {buffer}: {name}, {int(mask.sum())} bytes from {int(mask.nonzero()[0])}")
+                where.append(
+                    f"buffer {buffer}: {name}, {int(mask.sum())} bytes from {int(mask.nonzero()[0])}"
+                )
         lost += int(faults["canary lost"].sum())
         kept += int(faults["poison kept"].sum())
         strange += int(faults["strange byte"].sum())
@@ -125,7 +127,9 @@ def mark(flags: npt.NDArray[np.bool_], box: Box) -> None:
     offsets = np.array([box.start], dtype=np.int64)
     for count, stride in box.dims:
         offsets = (offsets[:, None] + np.arange(count, dtype=np.int64) * stride).ravel()
-    if len(offsets) * box.run > 4 * len(flags):  # many rows upon each other: one by one is cheaper than all at once
+    if len(offsets) * box.run > 4 * len(
+        flags
+    ):  # many rows upon each other: one by one is cheaper than all at once
         for low in offsets.tolist():
             flags[max(low, 0) : max(low + box.run, 0)] = True
         return

@@ -15,8 +15,10 @@ from typing import Any
 
 import torch
 
+from tessera_core.deps.accesses import PRIVATE_KINDS, fold_ops, without_internal
 from tessera_core.deps.graph import Access
 from tessera_core.deps.poison import Boxes, Claims, PoisonResult, poison_test
+from tessera_core.deps.ptx_evidence import target_evidence
 from tessera_core.program.ir import Kernel, Program, Trace
 from tessera_core.program.memory import view_of
 from tessera_core.program.weights import fill, materialise_weights, random_inputs
@@ -37,7 +39,7 @@ def validate_target(
     trace: Trace,
     bundle: Bundle,
     target: str,
-    accesses: Mapping[int, Sequence[Access]],
+    accesses: Mapping[int, Sequence[Access]] | None = None,
     *,
     device: str = "cuda:0",
     functions: Functions | None = None,
@@ -45,8 +47,9 @@ def validate_target(
 ) -> Facts:
     """Run the poison test over the kernels of ``target``, one of each signature.
 
-    ``accesses``: by program, as the deps of this target hold them. ``functions``: handles of loaded functions by
-    (module hash, entry name), as a capturing session has them. Raises :class:`InputError` without a GPU.
+    ``accesses``: by program, as the deps of this target hold them; else analysed here. ``functions``: handles of
+    loaded functions by (module hash, entry name), as a capturing session has them. Raises :class:`InputError`
+    without a GPU.
     """
     if not torch.cuda.is_available():
         raise InputError(
@@ -57,12 +60,13 @@ def validate_target(
     torch.zeros(1, device=device)  # the driver's calls below need PyTorch's context to be current
     names = ("launches", "launch_edges", "pointers", "workspaces", "launch_attributes", "modules")
     rows = {name: bundle.table(f"targets/{target}/{name}").to_pylist() for name in names}
+    claimed = target_accesses(trace, bundle, target) if accesses is None else accesses
     loaded = dict(functions or {})
     loaded |= {key: value for key, value in _from_ptx(rows).items() if key not in loaded}
     tested: dict[str, dict[str, Any]] = {}
     skipped: list[tuple[str, int, str]] = []
     for program in trace.programs:
-        run = _Iteration(trace, program, rows, loaded, device)
+        run = Iteration(trace, program, rows, loaded, device)
         for kernel in program.kernels:
             absent = run.missing(kernel.id)
             if absent:
@@ -70,7 +74,7 @@ def validate_target(
                 continue
             if kernel.signature not in tested and run.launches.get(kernel.id):
                 progress(f"{program.name}: kernel {kernel.id} ({kernel.name})")
-                mine = [a for a in accesses.get(program.id, ()) if a.kernel == kernel.id]
+                mine = [a for a in claimed.get(program.id, ()) if a.kernel == kernel.id]
                 result = run.test(kernel, claims_of(mine))
                 tested[kernel.signature] = {
                     "program": program.name,
@@ -95,6 +99,18 @@ def validate_target(
     if skipped:
         tables.append(FactTable("not_run", ("program", "kernel", "function"), tuple(skipped)))
     return Facts("validate", values, tuple(tables))
+
+
+def target_accesses(trace: Trace, bundle: Bundle, target: str) -> dict[int, list[Access]]:
+    """By program, every kernel's accesses that the deps of ``target`` rest on: its own, else schemas' and declared."""
+    evidence = target_evidence(trace, bundle, target)
+    found: dict[int, list[Access]] = {}
+    for program in trace.programs:
+        replaced = evidence.kernels.get(program.id, frozenset())
+        used = [access for access in fold_ops(trace, program) if access.kernel not in replaced]
+        used.extend(evidence.accesses.get(program.id, ()))
+        found[program.id] = without_internal(trace, program, used)
+    return found
 
 
 def claims_of(accesses: Sequence[Access]) -> Claims:
@@ -122,7 +138,7 @@ def _from_ptx(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[Any, int]
     return load_ptx(rows["modules"], entries)
 
 
-class _Iteration:
+class Iteration:
     """One iteration of a program on a device, advanced kernel by kernel."""
 
     def __init__(
@@ -133,7 +149,7 @@ class _Iteration:
         functions: Functions,
         device: str,
     ) -> None:
-        self.program, self.functions = program, functions
+        self.trace, self.program, self.functions = trace, program, functions
         self.edges: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
         for edge in rows["launch_edges"]:
             if edge["program"] == program.id:
@@ -154,7 +170,7 @@ class _Iteration:
             for row in rows["workspaces"]
         }
         self.stream = torch.cuda.Stream(device)
-        self.launches = self._bound(self.memory)
+        self.launches = self.bound(self.memory)
 
     def missing(self, kernel: int) -> str:
         """The first function of a kernel's launches that is not loaded here; empty where all are."""
@@ -164,23 +180,36 @@ class _Iteration:
                 return str(launch.row["function"])
         return ""
 
+    def buffers(self, kernel: int) -> set[int]:
+        """Those that a kernel's launches are given pointers into."""
+        return {place["buffer"] for launch in self.launches[kernel] for place in launch.row["relocations"]}
+
     def advance(self, kernel: Kernel) -> None:
         """Run a kernel's launches on the iteration's own memory."""
         if self.launches.get(kernel.id):
-            self._run(kernel.id, self.launches[kernel.id])
+            self.run(kernel.id, self.launches[kernel.id], self.edges[kernel.id])
 
     def test(self, kernel: Kernel, claims: Claims) -> PoisonResult:
-        """The poison test of a kernel on copies of the buffers that it is given."""
-        buffers = {
-            place["buffer"] for launch in self.launches[kernel.id] for place in launch.row["relocations"]
+        """The poison test of a kernel on copies of the buffers that it is given. Buffers that no other kernel sees are
+        its own affair: the deps say nothing about them."""
+        buffers = self.buffers(kernel.id)
+        elsewhere = {
+            place["buffer"]
+            for other, launches in self.launches.items()
+            if other != kernel.id
+            for launch in launches
+            for place in launch.row["relocations"]
         }
+        private = {b for b in buffers - elsewhere if self.trace.buffers[b].kind in PRIVATE_KINDS}
+        buffers -= private - set(claims.reads) - set(claims.writes)
 
         def run(contents: Mapping[int, torch.Tensor]) -> None:
-            self._run(kernel.id, self._bound({**self.memory, **contents})[kernel.id])
+            self.run(kernel.id, self.bound({**self.memory, **contents})[kernel.id], self.edges[kernel.id])
 
         return poison_test({buffer: self.memory[buffer] for buffer in sorted(buffers)}, claims, run)
 
-    def _bound(self, memory: Mapping[int, torch.Tensor]) -> dict[int, list[StoredLaunch]]:
+    def bound(self, memory: Mapping[int, torch.Tensor]) -> dict[int, list[StoredLaunch]]:
+        """All launches by kernel, their pointers filled in for ``memory``."""
         return stored_launches(
             self.rows,
             self.program.id,
@@ -188,8 +217,15 @@ class _Iteration:
             lambda workspace: self.scratch[workspace].data_ptr(),
         )
 
-    def _run(self, kernel: int, launches: Sequence[StoredLaunch]) -> None:
-        graph = build_graph({kernel: launches}, self.edges[kernel], self.functions)
+    def run(
+        self,
+        kernel: int,
+        launches: Sequence[StoredLaunch],
+        edges: Sequence[Mapping[str, Any]],
+        functions: Functions | None = None,
+    ) -> None:
+        """Run launches of a kernel in the order of ``edges`` and wait for them."""
+        graph = build_graph({kernel: launches}, edges, functions or self.functions)
         torch.cuda.synchronize()
         try:
             run_graph(graph, self.stream.cuda_stream)

@@ -17,7 +17,16 @@ _STATEMENT = re.compile(
     r"tensormap|multimem|st\.async|sust|suld|discard)\.[\w.:]+)\s+(?P<operands>[^;]*);"
 )
 _ADDRESS = re.compile(r"\[\s*([%\w$]+)\s*(?:\+\s*(-?\w+)\s*)?\]")
-_PRIVATE = {"shared", "shared::cta", "shared::cluster", "local", "param", "param::entry", "param::func", "const"}
+_PRIVATE = {
+    "shared",
+    "shared::cta",
+    "shared::cluster",
+    "local",
+    "param",
+    "param::entry",
+    "param::func",
+    "const",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +55,9 @@ def instrument(text: str) -> Instrumented:
     head = re.search(r"^\.(?:address_size|target)[^\n]*\n(?!\.address_size)", done, re.M)
     assert head is not None
     variable = f".visible .global .align 8 .b64 {ARENA}[4];\n"
-    return Instrumented(done[: head.end()] + variable + done[head.end() :], tuple(sites), tuple(sorted(unseen)))
+    return Instrumented(
+        done[: head.end()] + variable + done[head.end() :], tuple(sites), tuple(sorted(unseen))
+    )
 
 
 def _noted(found: re.Match[str], sites: list[tuple[int, str]], unseen: set[str], line: int) -> str:
@@ -68,10 +79,19 @@ def _noted(found: re.Match[str], sites: list[tuple[int, str]], unseen: set[str],
 
 
 def _copied(
-    found: re.Match[str], parts: list[str], operands: str, sites: list[tuple[int, str]], unseen: set[str], line: int
+    found: re.Match[str],
+    parts: list[str],
+    operands: str,
+    sites: list[tuple[int, str]],
+    unseen: set[str],
+    line: int,
 ) -> str:
     """Copies: `[to], [from], bytes` with the direction in the opcode."""
-    if not operands.strip() or "prefetch" in parts or parts[2] in ("commit_group", "wait_group", "wait_all", "mbarrier"):
+    if (
+        not operands.strip()
+        or "prefetch" in parts
+        or parts[2] in ("commit_group", "wait_group", "wait_all", "mbarrier")
+    ):
         return ""
     places = list(_ADDRESS.finditer(operands))
     if len(places) < 2:
@@ -101,7 +121,13 @@ def _bytes(parts: list[str]) -> int:
 
 
 def _note(
-    guard: str | None, place: re.Match[str], size: str, mode: str, sites: list[tuple[int, str]], line: int, fixed: int = 0
+    guard: str | None,
+    place: re.Match[str],
+    size: str,
+    mode: str,
+    sites: list[tuple[int, str]],
+    line: int,
+    fixed: int = 0,
 ) -> str:
     sites.append((line, mode))
     site = (len(sites) - 1) % 255 + 1
@@ -127,11 +153,13 @@ def _note(
         return start + f"@%tnp st.global.b{fixed * 8} [%tn4], {pattern if fixed < 8 else hex(pattern)};\n}}\n"
     if fixed and fixed % 8 == 0:
         stores = "".join(
-            f"mov.b64 %tn5, {hex(word)};\n@%tnp st.global.b64 [%tn4+{at}], %tn5;\n" for at in range(0, fixed, 8)
+            f"mov.b64 %tn5, {hex(word)};\n@%tnp st.global.b64 [%tn4+{at}], %tn5;\n"
+            for at in range(0, fixed, 8)
         )
         return start + stores + "}\n"
     label = f"$tessera_{len(sites)}"
     return start + (
         f"mov.u32 %tnc, 0;\n{label}:\nsetp.lt.and.u32 %tnp, %tnc, {size}, %tnp;\n@!%tnp bra {label}_end;\n"
-        f"st.global.b8 [%tn4], {site};\nadd.s64 %tn4, %tn4, 1;\nadd.s32 %tnc, %tnc, 1;\nbra {label};\n{label}_end:\n}}\n"
+        f"st.global.b8 [%tn4], {site};\nadd.s64 %tn4, %tn4, 1;\nadd.s32 %tnc, %tnc, 1;\n"
+        f"bra {label};\n{label}_end:\n}}\n"
     )

@@ -71,7 +71,9 @@ def read(text: str) -> Program:
     text = _COMMENTS.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
     program = Program({}, [])
     at = 0
-    starts = re.compile(r"\.(entry|func)\b|^\s*(?:\.(?:visible|weak|extern|common)\s+)*\.(global|const|shared)\b[^;]*;", re.M)
+    starts = re.compile(
+        r"\.(entry|func)\b|^\s*(?:\.(?:visible|weak|extern|common)\s+)*\.(global|const|shared)\b[^;]*;", re.M
+    )
     while (found := starts.search(text, at)) is not None:
         if found[2]:
             program.variables.extend(_variables(found[0]))
@@ -148,7 +150,9 @@ def _body(routine: Routine, body: str, line: int) -> None:
             at += label.end()
             if re.match(r"\s*\.(branchtargets|calltargets|callprototype)", body[at:]):
                 end = body.index(";", at)
-                routine.tables[_scoped(scope, label[1])] = re.findall(r"[\w$]+", body[at:end].split("targets", 1)[-1])
+                routine.tables[_scoped(scope, label[1])] = re.findall(
+                    r"[\w$]+", body[at:end].split("targets", 1)[-1]
+                )
                 line += body.count("\n", at, end + 1)
                 at = end + 1
             continue
@@ -187,7 +191,9 @@ def _statement(routine: Routine, text: str, scope: str, line: int) -> None:
     if text.startswith("."):
         for variable in _variables(text + ";"):
             variable.name = f"{scope}:{variable.name}"
-            {"shared": routine.shared, "local": routine.local, "param": routine.params}[variable.space].append(variable)
+            {"shared": routine.shared, "local": routine.local, "param": routine.params}[
+                variable.space
+            ].append(variable)
         return
     guard = re.match(r"@(!?)([\w$%]+)\s+", text)
     text = text[guard.end() :] if guard else text
