@@ -12,10 +12,10 @@ SIZES = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16, "pred": 1}
 _COMMENTS = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 _HEAD = re.compile(r"(?:\.visible|\.weak|\.extern|\.entry|\.func|\.common|\s)+")
 _LABEL = re.compile(r"^\s*([\w$]+)\s*:(?!:)")
-_OPERANDS = re.compile(r"\{[^}]*\}|\[[^\]]*\]|\([^)]*\)|[^,]+")
+_OPERANDS = re.compile(r"\s*(?:\{[^}]*\}|\[[^\]]*\]|\([^)]*\))|[^,]+")
 _VARIABLE = re.compile(
     r"\.(?P<space>global|const|shared|local|param)\s+(?:\.attribute\([^)]*\)\s*)?(?:\.align\s+(?P<align>\d+)\s+)?"
-    r"\.(?P<type>\w+)\s+(?:\.ptr\s*(?:\.\w+\s*)*(?:\.align\s+\d+)?\s*)?(?P<name>[\w$%]+)\s*(?:\[(?P<count>\d*)\])?"
+    r"\.(?P<type>\w+)\s+(?:\.ptr\s*(?:\.(?!align)\w+\s*)*(?:\.align\s+\d+)?\s*)?(?P<name>[\w$%]+)\s*(?:\[(?P<count>\d*)\])?"
 )
 
 
