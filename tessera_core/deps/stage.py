@@ -18,9 +18,12 @@ from tessera_core.deps.ptx_evidence import LaunchBlocks, TargetEvidence, target_
 from tessera_core.program.ir import Evidence, Program, Trace
 from tessera_core.program.store import boxes_to_rows, trace_from_bundle
 from tessera_core.report.facts import Facts, FactTable
+from tessera_formats.bundle import Bundle
 from tessera_formats.deps import DEPS, OPS_TARGET, write_deps
-from tessera_formats.errors import ArtifactError, InputError
+from tessera_formats.errors import ArtifactError, InputError, VerificationError
 from tessera_formats.trace import read_trace
+
+Validator = Callable[[Trace, Bundle, str], Facts]
 
 FALLBACKS_SHOWN = 12
 """Reasons listed in the summary; all are in the artifact, one per access."""
@@ -30,17 +33,20 @@ FALLBACKS_SHOWN = 12
 class DepsStage:
     """Dependencies by schema and declaration (always) and by the PTX of ``targets`` (None: all captured ones).
 
-    ``resolve``: look addresses that depend on data up in the constants that the trace stores.
+    ``resolve``: look addresses that depend on data up in the constants that the trace stores. ``validator``: puts
+    a target's result to the test on a GPU, before anything is written; its facts say ``kernels_refuted``.
     """
 
     targets: tuple[str, ...] | None = None
     resolve: bool = False
+    validator: Validator | None = None
 
     def run(self, trace: Path, output: Path, progress: Callable[[str], None] = lambda _: None) -> Facts:
         """Analyse ``trace`` and write the deps artifact to ``output``.
 
         Raises InputError for a target that the trace lacks, PtxSyntaxError for a module that is not PTX and
-        ModelError where a declaration and the PTX contradict each other; nothing is written then.
+        ModelError where a declaration and the PTX contradict each other; to validate, InputError without a GPU
+        and VerificationError where it refutes an access. Nothing is written then.
         """
         bundle = read_trace(trace)
         program_trace = trace_from_bundle(bundle)
@@ -55,11 +61,23 @@ class DepsStage:
         by_ops = {program.id: fold_ops(program_trace, program) for program in program_trace.programs}
         results = [analyse_target(program_trace, None, by_ops)]
         content = stored_content(program_trace) if self.resolve else {}
+        if self.validator is not None and not set(chosen) - {OPS_TARGET}:
+            raise InputError(
+                f"{trace}: has no captured target to validate; add one with tessera trace --capture"
+            )
         for name in sorted(set(chosen) - {OPS_TARGET}):
             progress(f"analysing the PTX of {name}")
             results.append(
                 analyse_target(program_trace, target_evidence(program_trace, bundle, name, content), by_ops)
             )
+        tested = (
+            []
+            if self.validator is None
+            else [
+                _validated(self.validator(program_trace, bundle, r.target), bundle, r.target)
+                for r in results[1:]
+            ]
+        )
         info = {
             "program_digest": program_trace.digest,
             "targets": [result.target for result in results],
@@ -68,7 +86,19 @@ class DepsStage:
         }
         write_deps(output, info, deps_tables(results))
         facts = _facts(output, program_trace, info, results)
+        facts = replace(facts, tables=(*facts.tables, *(table for found in tested for table in found.tables)))
         return _with_resolved(facts, results, content) if self.resolve else facts
+
+
+def _validated(facts: Facts, bundle: Bundle, target: str) -> Facts:
+    """A validator's tables under the target's name, where it refuted nothing."""
+    if facts.values["kernels_refuted"]:
+        raise VerificationError(
+            f"{bundle.path}: {facts.values['kernels_refuted']} of {facts.values['kernels_tested']} kernels of"
+            f" {target} touch other bytes than was concluded from their launches; report this as a bug"
+        )
+    tables = (FactTable(f"{t.title}, {target}", t.columns, t.rows) for t in facts.tables)
+    return replace(facts, tables=tuple(tables))
 
 
 def stored_content(trace: Trace) -> dict[int, bytes]:

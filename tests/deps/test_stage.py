@@ -11,8 +11,16 @@ from tessera_core.deps.graph import load_deps
 from tessera_core.deps.stage import DepsStage
 from tessera_core.program.boxes import Box
 from tessera_core.program.store import load_trace
+from tessera_core.report.facts import Facts, FactTable
 from tessera_formats.deps import read_deps
-from tessera_formats.errors import ArtifactError, InputError, ModelError, OriginError, PtxSyntaxError
+from tessera_formats.errors import (
+    ArtifactError,
+    InputError,
+    ModelError,
+    OriginError,
+    PtxSyntaxError,
+    VerificationError,
+)
 from tessera_formats.trace import check_same_program
 from tests.deps.samples import Builder, launch, module_row, read, save, write
 
@@ -349,3 +357,19 @@ def test_addresses_are_looked_up_in_stored_content_and_that_drives_nothing(
         assert touched == {0, 3, 7} and sum(box.bytes for box in content) == 3 * 1024
     edges = [read_deps(tmp_path / name).table("edges") for name in ("a.deps", "plain.deps")]
     assert edges[0].equals(edges[1])
+
+
+def test_a_result_that_the_gpu_refutes_is_not_written(tmp_path: Path) -> None:
+    def validator(refuted: int) -> DepsStage:
+        values = {"kernels_refuted": refuted, "kernels_tested": 4}
+        table = FactTable("poison", ("kernel",), ((2,),))
+        return DepsStage(validator=lambda trace, bundle, target: Facts(target, values, (table,)))
+
+    trace = silu_trace(tmp_path / "a.trace")
+    with pytest.raises(VerificationError, match="1 of 4 kernels of sm_90 touch other bytes"):
+        validator(1).run(trace, tmp_path / "a.deps")
+    assert not (tmp_path / "a.deps").exists()
+    facts = validator(0).run(trace, tmp_path / "a.deps")
+    assert [t.rows for t in facts.tables if t.title == "poison, sm_90"] == [((2,),)]
+    with pytest.raises(InputError, match="no captured target to validate"):
+        DepsStage(targets=("ops",), validator=validator(0).validator).run(trace, tmp_path / "b.deps")

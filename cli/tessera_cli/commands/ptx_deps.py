@@ -83,7 +83,12 @@ def command(
         raise typer.BadParameter("name a TRACE and the folder to write (-o), or ask about a --module")
     if entry or grid or block or arg:
         raise typer.BadParameter("--entry, --grid, --block and --arg go with --module")
-    from tessera_core.deps.stage import DepsStage
+    from tessera_core.deps.stage import DepsStage, Validator
 
-    stage = DepsStage(targets=tuple(target) if target else None, resolve=resolve)
-    shown.show(stage.run(trace, output))
+    validator: Validator | None = None
+    if validate:
+        from tessera_core.deps.validate import validate_target
+
+        validator = validate_target
+    stage = DepsStage(targets=tuple(target) if target else None, resolve=resolve, validator=validator)
+    shown.show(stage.run(trace, output, shown.progress))
