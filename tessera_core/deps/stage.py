@@ -15,6 +15,7 @@ from tessera_core.deps.accesses import fold_ops, without_internal
 from tessera_core.deps.graph import LOOSEST_FIRST, WEAKEST_FIRST, Access, Edge, Precision, union_of_chains
 from tessera_core.deps.hazards import Hazards, find_hazards, precision_counts
 from tessera_core.deps.ptx_evidence import LaunchBlocks, TargetEvidence, target_evidence
+from tessera_core.deps.races import check_races
 from tessera_core.program.ir import Evidence, Program, Trace
 from tessera_core.program.store import boxes_to_rows, trace_from_bundle
 from tessera_core.report.facts import Facts, FactTable
@@ -44,9 +45,10 @@ class DepsStage:
     def run(self, trace: Path, output: Path, progress: Callable[[str], None] = lambda _: None) -> Facts:
         """Analyse ``trace`` and write the deps artifact to ``output``.
 
-        Raises InputError for a target that the trace lacks, PtxSyntaxError for a module that is not PTX and
-        ModelError where a declaration and the PTX contradict each other; to validate, InputError without a GPU
-        and VerificationError where it refutes an access. Nothing is written then.
+        Raises InputError for a target that the trace lacks, PtxSyntaxError for a module that is not PTX,
+        ModelError for a race between streams and where a declaration and the PTX contradict each other; to
+        validate, InputError without a GPU and VerificationError where it refutes an access. Nothing is written
+        then.
         """
         bundle = read_trace(trace)
         program_trace = trace_from_bundle(bundle)
@@ -70,6 +72,10 @@ class DepsStage:
             results.append(
                 analyse_target(program_trace, target_evidence(program_trace, bundle, name, content), by_ops)
             )
+        # What PTX bounds closer than a declaration may be no race after all.
+        for result in results[1:] or results:
+            for number, found in result.hazards.items():
+                check_races(program_trace, program_trace.programs[number], found.edges)
         tested = (
             []
             if self.validator is None

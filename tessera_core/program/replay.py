@@ -16,9 +16,8 @@ from tessera_core.program.operators import (
     Operator,
     Template,
     decode_arguments,
-    resolve_operator,
 )
-from tessera_core.program.user_code import triton_implementation
+from tessera_core.program.user_code import is_custom, on_cpu, recorded_operator, triton_implementation
 from tessera_formats.errors import ArtifactError, TesseraError
 
 Step = Callable[[Memory, list[torch.Tensor | None]], None]
@@ -131,15 +130,16 @@ def _step(trace: Trace, program: Program, op: Op, trusted: bool, device: torch.d
         raise ArtifactError(f"{where}: uses tensor {min(unlisted)}, which its inputs lack; trace again")
     if op.target.startswith(TRITON):
         return _launch_step(trace, op, template, trusted, where)
-    overload = resolve_operator(op.target, trusted=trusted)
+    overload = recorded_operator(op, trace, trusted)
+    run = on_cpu(overload) if is_custom(op.target) and device.type == "cpu" else overload
     arguments = {trace.tensors[tensor].buffer for tensor in op.inputs}
     fresh = [tensor for tensor in op.outputs if trace.tensors[tensor].buffer not in arguments]
     if not fresh:
-        return _in_place_step(overload, template)
+        return _in_place_step(run, template)
     may_alias = any(result.alias_info is not None for result in overload._schema.returns)
     if len(op.outputs) == 1 and not may_alias and not (template.nested or template.named_nested):
-        return _single_step(trace, overload, template, fresh[0])
-    return _general_step(trace, overload, template, op.outputs, frozenset(fresh), may_alias, where)
+        return _single_step(trace, run, template, fresh[0])
+    return _general_step(trace, run, template, op.outputs, frozenset(fresh), may_alias, where)
 
 
 def _filler(template: Template) -> Callable[[Memory], tuple[list[object], dict[str, object]]]:

@@ -19,7 +19,9 @@ from typing import Any
 import torch
 
 from tessera_core.program.ir import Op, Trace
+from tessera_core.program.operators import TRUSTED_NAMESPACES, resolve_operator
 from tessera_core.trace.place import user_code
+from tessera_core.trace.streams import symbolic_streams
 from tessera_formats.errors import ArtifactError, ModelError, TrustError
 
 EMBEDDED = "tessera_core."
@@ -53,7 +55,7 @@ def load_user_module(path: Path, source_hash: str, name: str, trusted: bool) -> 
     sys.path.insert(0, str(path.parent))  # for the modules beside it, as when it was traced
     try:
         # The very bytes that were hashed are run, whatever happens to the file in between.
-        with user_code(f"{path}: importing it", "correct it"):
+        with user_code(f"{path}: importing it", "correct it"), _streams():
             exec(compile(source, str(path), "exec"), module.__dict__)
     except BaseException:
         del sys.modules[name]
@@ -61,6 +63,32 @@ def load_user_module(path: Path, source_hash: str, name: str, trusted: bool) -> 
     finally:
         sys.path.remove(str(path.parent))
     return module
+
+
+def recorded_operator(op: Op, trace: Trace, trusted: bool) -> torch._ops.OpOverload:
+    """The operator that an op names; one of the user's own exists once the factory's file is imported.
+
+    Raises the errors of :func:`resolve_operator` and :func:`load_user_module`.
+    """
+    if is_custom(op.target) and trusted and "factory_hash" in trace.info:
+        _factory_module(trace, trusted)
+    return resolve_operator(op.target, trusted=trusted)
+
+
+def is_custom(target: str) -> bool:
+    """Whether an op's target names a custom operator of the user's."""
+    return target.partition(".")[0] not in TRUSTED_NAMESPACES
+
+
+def on_cpu(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """A custom operator whose Triton launches, if it makes any, run by what stands for them on a CPU."""
+    from tessera_core.trace.triton_launch import launching_on_cpu
+
+    def call(*args: object, **kwargs: object) -> Any:
+        with launching_on_cpu():
+            return operator(*args, **kwargs)
+
+    return call
 
 
 def triton_implementation(op: Op, trace: Trace, trusted: bool, where: str) -> Callable[..., None]:
@@ -131,17 +159,27 @@ def factory_weights(trace: Trace, names: Sequence[str], trusted: bool) -> dict[s
     if not names:
         return {}
     path, name = _factory(trace)
-    module = load_user_module(path, str(trace.info["factory_hash"]), path.stem, trusted)
+    module = _factory_module(trace, trusted)
     factory = getattr(module, name, None)
     if not callable(factory):
         raise TrustError(f"{path}: has no factory {name!r}; trace again")
-    with user_code(f"{path}:{name}", "correct it"):
+    with user_code(f"{path}:{name}", "correct it"), _streams():
         model = factory(dtype=getattr(torch, str(trace.info["dtype"])), seed=int(trace.info["seed"]))
         values = dict(model.module.named_parameters()) | dict(model.module.named_buffers())
     lacking = [weight for weight in names if weight not in values]
     if lacking:
         raise ModelError(f"{path}:{name}: makes no weight {lacking[0]!r}; trace again")
     return {weight: values[weight].detach() for weight in names}
+
+
+def _factory_module(trace: Trace, trusted: bool) -> ModuleType:
+    path, _ = _factory(trace)
+    return load_user_module(path, str(trace.info["factory_hash"]), path.stem, trusted)
+
+
+def _streams() -> contextlib.AbstractContextManager[None]:
+    """Streams that a factory makes must be possible where there is no device for them, too."""
+    return contextlib.nullcontext() if torch.cuda.is_available() else symbolic_streams()
 
 
 def _factory(trace: Trace) -> tuple[Path, str]:
@@ -156,7 +194,7 @@ def _user_module(trace: Trace, name: str, trusted: bool, where: str) -> ModuleTy
     if not trusted:
         raise TrustError(f"{where}: is code of the user's; pass --trust-model if you trust it")
     path, _ = _factory(trace)
-    factory = load_user_module(path, str(trace.info["factory_hash"]), path.stem, trusted)
+    factory = _factory_module(trace, trusted)
     if name == factory.__name__:
         return factory
     found = sys.modules.get(name)

@@ -19,12 +19,14 @@ from tessera_core.trace.declare import declaration_of
 from tessera_core.trace.encode import map_tensors
 from tessera_core.trace.factory import BuiltModel
 from tessera_core.trace.fake import building, is_fake
+from tessera_core.trace.inner import Launch
 from tessera_core.trace.kernels import build_kernels
 from tessera_core.trace.model import TraceableModel
 from tessera_core.trace.place import user_code
-from tessera_core.trace.recorder import BoundInput, Launch, Recorder
-from tessera_core.trace.registry import Registry, storage_bytes, storage_key
+from tessera_core.trace.recorder import BoundInput, Recorder
+from tessera_core.trace.registry import Registry, form_problem, storage_bytes, storage_key
 from tessera_core.trace.request import ProgramRequest
+from tessera_core.trace.streams import Timeline, symbolic_streams
 from tessera_core.trace.tracer import FunctionMode, OpMode
 from tessera_core.trace.triton_launch import intercepting, kernel_target
 from tessera_formats.errors import InputError, ModelError
@@ -34,7 +36,7 @@ _CORRECT = "correct it and trace again"
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A trace and, by program id, the launches of the user's Triton kernels in it."""
+    """A trace and, by program id, the launches of the user's Triton kernels in it, by op."""
 
     trace: Trace
     launches: tuple[tuple[Launch, ...], ...]
@@ -59,13 +61,13 @@ def trace_model(
     weights, names = _register_weights(registry, model, fake_mode is not None)
     programs: list[Program] = []
     launches: list[tuple[Launch, ...]] = []
-    inner: set[str] = set()
+    hidden: dict[str, None] = {}
     for number, request in enumerate(requests):
         progress(f"tracing {request.name}")
         recorder = Recorder(registry, number, fake_mode, names=names)
         programs.append(_trace_program(recorder, built, request))
         launches.append(tuple(recorder.launches))
-        inner |= recorder.inner
+        hidden |= recorder.hidden
     check_feeds(model.feeds, programs, registry, f"model {built.origin['model']!r}")
     keep_unnamed(registry, programs, weights)
     constants = {
@@ -74,7 +76,7 @@ def trace_model(
     }
     lost = [e for e in registry.buffers if e.kind == "constant" and e.value is None]
     notes = [*getattr(model, "notes", ())]
-    notes += [f"launches of {target} happen inside custom ops and have no rows" for target in sorted(inner)]
+    notes += sorted(hidden)
     notes += [f"{NOT_REPLAYABLE}constant {e.name or e.id} has no values; trace without --fake" for e in lost]
     undeclared = {
         kernel_target(launch.kernel)
@@ -115,14 +117,12 @@ def _register_weights(
     parameters = dict(model.module.named_parameters(remove_duplicate=False))
     others = dict(model.module.named_buffers(remove_duplicate=False))
     persistent = {name: others[name] for name in model.module.state_dict(keep_vars=True) if name in others}
+    for name, tensor in others.items():
+        check_form(tensor, f"buffer {name} of the module")
     names = {storage_key(tensor): name for name, tensor in others.items()}
     rows: dict[int, Weight] = {}
     for name, tensor in {**parameters, **persistent}.items():
-        if tensor.device.type != "cpu":
-            raise ModelError(
-                f"weight {name}: lies on device {tensor.device}; build the model on the CPU"
-                " (--fake makes weights of any size without memory)"
-            )
+        check_form(tensor, f"weight {name}")
         recipe = None if model.recipes is None else model.recipes.get(name)
         constant = name in persistent and recipe is None
         if constant and is_fake(tensor):
@@ -151,7 +151,7 @@ def _trace_program(recorder: Recorder, built: BuiltModel, request: ProgramReques
     model, registry = built.model, recorder.registry
     number, fake_mode = recorder.program, recorder.fake_mode
     said = f"model {built.origin['model']!r}, {request.name}"
-    with user_code(f"{said}:", _CORRECT), building(fake_mode):
+    with user_code(f"{said}:", _CORRECT), building(fake_mode), symbolic_streams():
         state = model.make_state(request)
         inputs = model.make_inputs(request)
     families = {family.name for family in model.states}
@@ -162,6 +162,7 @@ def _trace_program(recorder: Recorder, built: BuiltModel, request: ProgramReques
         )
     io: list[IoBinding] = []
     for name, tensor in inputs.items():
+        check_form(tensor, f"{said}: input {name}")
         found = registry.find(tensor)
         # A model may keep its example inputs: that of an earlier program is another buffer here.
         if found is not None and (found.kind != "input" or found.program == number):
@@ -173,6 +174,7 @@ def _trace_program(recorder: Recorder, built: BuiltModel, request: ProgramReques
         recorder.inputs[entry.id] = BoundInput(name, registry.tensors[view])
         io.append(IoBinding(role="input", name=name, tensor=view, feeds=None))
     for name, tensor in state.items():
+        check_form(tensor, f"{said}: state {name}")
         entry = registry.find(tensor) or registry.add(
             tensor, program=number, kind="state", name=name, depends=True, real=fake_mode is None
         )
@@ -181,12 +183,16 @@ def _trace_program(recorder: Recorder, built: BuiltModel, request: ProgramReques
         io.append(IoBinding(role="state", name=name, tensor=registry.view(tensor, entry), feeds=None))
     kept = dict(state)
     run = user_code(f"{said}:", _CORRECT)
-    with _scopes(model.module, recorder), run, torch.no_grad(), intercepting(recorder):
+    # What an op does within itself with streams is its own affair, like all else there.
+    inside = Timeline()
+    streams = symbolic_streams(lambda: inside if recorder.silent else recorder.streams)
+    with _scopes(model.module, recorder), run, torch.no_grad(), intercepting(recorder), streams:
         mode = OpMode(recorder)
         with mode, FunctionMode(mode):
             outputs = model.step(request, dict(inputs), kept)
             if isinstance(outputs, dict):
                 outputs = map_tensors(outputs, mode.resolved)
+    check_joined(recorder, said)
     check_kept(kept, io, registry, said)
     io += _outputs(registry, recorder, model.feeds, outputs, said)
     ops, kernels = build_kernels(recorder.ops, registry)
@@ -203,7 +209,26 @@ def _trace_program(recorder: Recorder, built: BuiltModel, request: ProgramReques
         kernels=kernels,
         io=tuple(io),
         guards=guards,
+        stream_waits=tuple(recorder.streams.waits),
     )
+
+
+def check_form(tensor: torch.Tensor, what: str) -> None:
+    """Refuse a tensor that a trace cannot hold; raises :class:`ModelError`."""
+    problem = form_problem(tensor)
+    if problem is not None:
+        raise ModelError(f"{what}: is {problem}")
+
+
+def check_joined(recorder: Recorder, said: str) -> None:
+    """Refuse a step that ends before its side streams do; raises :class:`ModelError`."""
+    last = recorder.streams.unjoined()
+    if last is not None:
+        op = recorder.ops[last]
+        raise ModelError(
+            f"{said}: op {last} ({op.target}) runs on side stream {op.stream}, which the step does not wait for; end"
+            " the step with torch.cuda.current_stream().wait_stream(...) on it"
+        )
 
 
 def _outputs(
@@ -217,6 +242,7 @@ def _outputs(
         raise ModelError(f"{said}: step returns no dict of tensors by name; return one")
     rows = []
     for name, tensor in outputs.items():
+        check_form(tensor, f"{said}: output {name}")
         entry = recorder.entry(tensor, f"output {name}")
         if entry.kind == "activation":
             entry.kind, entry.name = "output", name

@@ -21,7 +21,10 @@ def encode(value: Any, tensor_id: Callable[[torch.Tensor], int], op: str) -> Any
     if isinstance(value, (list, tuple)):
         return [encode(item, tensor_id, op) for item in value]
     if isinstance(value, torch.dtype):
-        return {"dtype": dtype_name(value)}
+        try:
+            return {"dtype": dtype_name(value)}
+        except ModelError as problem:
+            raise ModelError(f"{op} at {calling_place()}: {problem}") from None
     if isinstance(value, torch.device):
         return {"device": "any"}
     if isinstance(value, torch.layout):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,9 @@ from tessera_core.trace.fake import building
 from tessera_core.trace.load import import_file
 from tessera_core.trace.model import TraceableModel
 from tessera_core.trace.models import build_model, model_shape
+from tessera_core.trace.network import no_network
 from tessera_core.trace.place import user_code
+from tessera_core.trace.streams import symbolic_streams
 from tessera_formats.errors import InputError, ModelError
 
 
@@ -43,35 +46,48 @@ def parse_dtype(text: str | None) -> torch.dtype | None:
     return found
 
 
-def build(name: str, dtype: torch.dtype | None, seed: int, fake_mode: FakeTensorMode | None) -> BuiltModel:
-    """Make the model called ``name``.
+def build(
+    name: str,
+    dtype: torch.dtype | None,
+    seed: int,
+    fake_mode: FakeTensorMode | None,
+    *,
+    on_device: bool = False,
+) -> BuiltModel:
+    """Make the model called ``name``; ``on_device``: to run on a CUDA device, so that its streams are real ones.
 
     Raises :class:`InputError` for an unknown name or file, and :class:`ModelError` (one line with the
     exception and its place) where a factory raises or returns something else.
     """
     path, colon, factory_name = name.rpartition(":")
     if colon and path.endswith(".py"):
-        return _from_file(Path(path), factory_name, dtype, seed, fake_mode, name)
+        return _from_file(Path(path), factory_name, dtype, seed, fake_mode, name, on_device)
     if name.endswith(".py"):
         raise InputError(f"model {name!r}: names no factory; write it as {name}:FACTORY")
     shape = model_shape(name)
     source = "embedded" if shape.source == "embedded" else "catalogue"
-    model = _guarded(name, fake_mode, lambda: build_model(name, dtype, seed))
+    model = _guarded(name, fake_mode, on_device, lambda: build_model(name, dtype, seed))
     return BuiltModel(model, {"model": name, "source": source}, _dtype_of(model, dtype))
 
 
 def _from_file(
-    path: Path, name: str, dtype: torch.dtype | None, seed: int, fake_mode: FakeTensorMode | None, said: str
+    path: Path,
+    name: str,
+    dtype: torch.dtype | None,
+    seed: int,
+    fake_mode: FakeTensorMode | None,
+    said: str,
+    on_device: bool,
 ) -> BuiltModel:
     if not path.is_file():
         raise InputError(f"model {said!r}: there is no file {path}; check the path")
     source_hash = hashlib.sha256(path.read_bytes()).hexdigest()
-    module = _guarded(said, None, lambda: import_file(path.resolve(), path.stem))
+    module = _guarded(said, None, on_device, lambda: import_file(path.resolve(), path.stem))
     factory = getattr(module, name, None)
     if not callable(factory):
         raise InputError(f"model {said!r}: {path} has no function {name}; check the name after the colon")
     chosen = dtype if dtype is not None else torch.float32
-    model = _guarded(said, fake_mode, lambda: factory(dtype=chosen, seed=seed))
+    model = _guarded(said, fake_mode, on_device, lambda: factory(dtype=chosen, seed=seed))
     if not isinstance(model, TraceableModel):
         raise ModelError(
             f"model {said!r}: the factory returns an object of type {type(model).__name__}, which lacks what"
@@ -86,9 +102,12 @@ def _from_file(
     return BuiltModel(model, origin, _dtype_of(model, dtype))
 
 
-def _guarded(said: str, fake_mode: FakeTensorMode | None, make: Any) -> Any:
+def _guarded(said: str, fake_mode: FakeTensorMode | None, on_device: bool, make: Any) -> Any:
     """Call the user's code; whatever it raises becomes one line."""
-    with user_code(f"model {said!r}: its factory", "correct it and trace again"), building(fake_mode):
+    streams = contextlib.nullcontext() if on_device else symbolic_streams()
+    factory = f"model {said!r}: its factory"
+    code = user_code(factory, "correct it and trace again")
+    with code, no_network(factory), building(fake_mode), streams:
         return make()
 
 

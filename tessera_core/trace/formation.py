@@ -2,10 +2,10 @@
 
 Matrix products, attention, convolutions, sorts, embeddings, raw Triton launches and writers of state are
 *anchors*, each a kernel of its own (integer counters of one depth share one). Everything else is *light*.
-The depth of an op is the largest number of anchors on a path that leads to it. Depth never falls along a
-path, and rises at every anchor; so light ops of one depth that are connected form a group that no path can
-leave and enter again, and the groups can always be ordered. That is also how a compiler fuses a run of
-pointwise and reduction work between two matrix products.
+The depth of an op is the largest number of anchors, and of passages to another stream of the user's, on a path
+that leads to it. Depth never falls along a path, and rises at every anchor and passage; so light ops of one
+depth that are connected form a group that no path can leave and enter again, and the groups can always be
+ordered. That is also how a compiler fuses a run of pointwise and reduction work between two matrix products.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Node:
 
     kind: NodeKind
     touches: tuple[Touch, ...]
+    stream: int = 0
 
 
 def predecessors(nodes: Sequence[Node]) -> list[set[int]]:
@@ -72,7 +73,10 @@ def form_kernels(nodes: Sequence[Node]) -> list[tuple[int, ...]]:
             after[other].append(index)
     depth = [0] * len(nodes)
     for index, earlier in enumerate(before):
-        depth[index] = max((depth[o] + (nodes[o].kind != "light") for o in earlier), default=0)
+        stream = nodes[index].stream
+        depth[index] = max(
+            (depth[o] + (nodes[o].kind != "light" or nodes[o].stream != stream) for o in earlier), default=0
+        )
     parent = list(range(len(nodes)))
 
     def root(index: int) -> int:
@@ -85,19 +89,21 @@ def form_kernels(nodes: Sequence[Node]) -> list[tuple[int, ...]]:
         low, high = sorted((root(first), root(second)))
         parent[high] = low
 
-    # An op that reads nothing (an allocation, a fill, a range) may run as late as its first user.
+    # An op that reads nothing (an allocation, a fill, a range) may run as late as its first user. One with users on
+    # another stream stays alone: that much later, it could close a cycle.
     sources = {
         index
         for index, node in enumerate(nodes)
         if node.kind == "light" and not before[index] and all(touch.writes for touch in node.touches)
     }
+    alone = {index for index in sources if any(nodes[o].stream != nodes[index].stream for o in after[index])}
     for index in sources:
         depth[index] = min((depth[o] for o in after[index]), default=0)
-    counters: dict[int, int] = {}
+    counters: dict[tuple[int, int], int] = {}
     for index, node in enumerate(nodes):
         if node.kind == "counter":
-            join(index, counters.setdefault(depth[index], index))
-        if node.kind != "light":
+            join(index, counters.setdefault((depth[index], node.stream), index))
+        if node.kind != "light" or index in alone:
             continue
         users = [o for o in after[index] if depth[o] == depth[index]]
         light = [o for o in users if nodes[o].kind == "light"]

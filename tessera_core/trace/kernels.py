@@ -43,6 +43,7 @@ def build_kernels(ops: Sequence[RecordedOp], registry: Registry) -> tuple[tuple[
             inputs=op.inputs,
             outputs=op.outputs,
             operands=op.operands,
+            stream=op.stream,
         )
         for index, op in enumerate(ops)
     )
@@ -70,8 +71,8 @@ def _node(op: RecordedOp, registry: Registry) -> Node:
             state.append(tensor)
     if state:
         counts = op_kind(op.target) not in ANCHOR_KINDS and all(_integral(t.dtype) for t in state)
-        return Node("counter" if counts else "writer", tuple(touches))
-    return Node("anchor" if op_kind(op.target) in ANCHOR_KINDS else "light", tuple(touches))
+        return Node("counter" if counts else "writer", tuple(touches), op.stream)
+    return Node("anchor" if op_kind(op.target) in ANCHOR_KINDS else "light", tuple(touches), op.stream)
 
 
 def _kernel(

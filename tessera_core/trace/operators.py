@@ -109,6 +109,12 @@ def is_allocation(target: str) -> bool:
     return target.startswith("aten.") and base_name(target) in ALLOCATIONS
 
 
+def is_view(func: OpOverload) -> bool:
+    """Whether the operator only looks at its argument in another way."""
+    returns = func._schema.returns
+    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
 def reads_values(func: OpOverload) -> bool:
     """Whether an op reads the values of its tensors at all (``zeros_like`` only looks at their shape)."""
     name = func._schema.name.removeprefix("aten::")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from tessera_formats.errors import ModelError, TesseraError
 
 _TORCH = str(Path(torch.__file__).parent)
 _CORE = str(Path(__file__).parent.parent)
-_LIBRARIES = ("site-packages", "dist-packages")
+_LIBRARIES = ("site-packages", "dist-packages", sysconfig.get_paths()["stdlib"])
 _LONGEST = 600
 """Characters of a message that a line keeps."""
 

@@ -16,13 +16,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from tessera_core.program.ir import TensorRef
 from tessera_core.ptx.normalise import module_hash
 from tessera_core.trace.build import Traced
-from tessera_core.trace.recorder import Launch
+from tessera_core.trace.inner import Launch, Pointer
 from tessera_core.trace.triton_launch import HELPER_SECONDS, kernel_location, kernel_target, run_helper
 from tessera_formats.errors import InputError, UntracedLaunchError
-from tessera_formats.trace import LAUNCHES, MODULES
+from tessera_formats.trace import LAUNCH_EDGES, LAUNCHES, MODULES, POINTERS, WORKSPACES
 
 _TARGET = re.compile(r"sm_(\d{2,3})")
 # What Triton 3.7 compiles for; another number makes LLVM abort.
@@ -65,7 +64,9 @@ def check_targets(targets: tuple[str, ...]) -> None:
 def target_tables(
     traced: Traced, targets: tuple[str, ...], progress: Callable[[str], None]
 ) -> dict[str, pa.Table]:
-    """Tables ``targets/ARCH/launches`` and ``targets/ARCH/modules``, by name.
+    """Tables ``targets/ARCH/launches``, ``modules``, ``launch_edges``, ``workspaces`` and ``pointers``, by name.
+
+    What a custom op allocates for its launches is a workspace; its launches follow each other.
 
     Raises :class:`UntracedLaunchError` for a kernel that Triton cannot compile.
     """
@@ -75,7 +76,7 @@ def target_tables(
     jobs: dict[str, dict[str, Any]] = {}
     keys = []
     for _, launch in found:
-        job = _job(launch, traced.trace.tensors)
+        job = _job(launch)
         key = json.dumps(job, sort_keys=True)
         jobs.setdefault(key, job)
         keys.append(key)
@@ -110,12 +111,25 @@ def target_tables(
     for target in wanted:
         compiled = dict(zip(order, answers[target]))
         rows = []
+        edges: list[dict[str, int]] = []
+        pointers: list[dict[str, int]] = []
+        sizes: dict[int, int] = {}
+        numbers: dict[tuple[int, int, int], int] = {}
         counts: dict[tuple[int, int], int] = {}
         for (number, launch), key in zip(found, keys):
             kernel = traced.trace.programs[number].ops[launch.op].kernel
             place = counts.get((number, kernel), 0)
             counts[number, kernel] = place + 1
-            rows.append(_row(number, kernel, place, launch, compiled[key], traced.trace.tensors))
+            owner = {"program": number, "kernel": kernel}
+            row, inner = _row(launch, compiled[key])
+            rows.append({**owner, "launch": place, **row})
+            for pointer in inner:
+                key_of = (number, launch.op, pointer["workspace"])
+                workspace = numbers.setdefault(key_of, len(numbers))
+                pointers.append({**owner, "launch": place, **pointer, "workspace": workspace})
+                sizes[workspace] = launch.workspaces[pointer["workspace"]]
+            if place:
+                edges.append({**owner, "source": place - 1, "destination": place})
         modules = {}
         for key in order:
             answer = compiled[key]
@@ -130,22 +144,24 @@ def target_tables(
             }
         tables[f"targets/{target}/launches"] = LAUNCHES.build(rows)
         tables[f"targets/{target}/modules"] = MODULES.build([modules[name] for name in sorted(modules)])
+        if edges:
+            tables[f"targets/{target}/launch_edges"] = LAUNCH_EDGES.build(edges)
+        if sizes:
+            scratch = [{"workspace": n, "bytes": sizes[n], "scope": "kernel"} for n in sorted(sizes)]
+            tables[f"targets/{target}/workspaces"] = WORKSPACES.build(scratch)
+            tables[f"targets/{target}/pointers"] = POINTERS.build(pointers)
     return tables
 
 
-def _job(launch: Launch, tensors: tuple[TensorRef, ...]) -> dict[str, Any]:
+def _job(launch: Launch) -> dict[str, Any]:
     """One specialisation as JSON: pointers by dtype and alignment, other arguments by value.
 
     Values that do not specialise a kernel are left in; the compiling process knows which launches are alike.
     """
     arguments: dict[str, Any] = {}
     for name, value in launch.arguments.items():
-        if isinstance(value, dict) and "tensor" in value:
-            tensor = tensors[value["tensor"]]
-            arguments[name] = {
-                "dtype": tensor.dtype,
-                "offset": tensor.offset * tensor.item_bytes % _ARENA_ALIGNMENT_BYTES,
-            }
+        if isinstance(value, Pointer):
+            arguments[name] = {"dtype": value.dtype, "offset": value.byte_offset % _ARENA_ALIGNMENT_BYTES}
         else:
             arguments[name] = {"value": value}
     return {
@@ -156,21 +172,12 @@ def _job(launch: Launch, tensors: tuple[TensorRef, ...]) -> dict[str, Any]:
     }
 
 
-def _row(
-    program: int,
-    kernel: int,
-    place: int,
-    launch: Launch,
-    compiled: Mapping[str, Any],
-    tensors: tuple[TensorRef, ...],
-) -> dict[str, Any]:
-    parameters, relocations = parameter_block(
-        compiled["signature"], launch.arguments, tensors, kernel_target(launch.kernel)
+def _row(launch: Launch, compiled: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, int]]]:
+    """A row of ``launches`` without its place, and the pointers into workspaces as the op numbers these."""
+    parameters, relocations, pointers = parameter_block(
+        compiled["signature"], launch.arguments, kernel_target(launch.kernel)
     )
-    return {
-        "program": program,
-        "kernel": kernel,
-        "launch": place,
+    row = {
         "op": launch.op,
         "kind": "kernel",
         "module": module_hash(compiled["ptx"]),
@@ -182,15 +189,13 @@ def _row(
         "parameters": parameters,
         "relocations": relocations,
     }
+    return row, pointers
 
 
 def parameter_block(
-    signature: Mapping[str, Any],
-    arguments: Mapping[str, Any],
-    tensors: tuple[TensorRef, ...],
-    target: str,
-) -> tuple[bytes, list[dict[str, int]]]:
-    """Parameter bytes with pointers zeroed, and where which buffer's address goes.
+    signature: Mapping[str, Any], arguments: Mapping[str, Any], target: str
+) -> tuple[bytes, list[dict[str, int]], list[dict[str, int]]]:
+    """Parameter bytes with pointers zeroed, and where the address of which buffer and of which workspace goes.
 
     ``signature``: type of each parameter as compiled (``*bf16``, ``i32``, ``fp32``, ``constexpr``); constants
     take no room. bf16 scalars are passed as fp32's, as Triton's launcher does. Raises
@@ -198,6 +203,7 @@ def parameter_block(
     """
     block = bytearray()
     relocations: list[dict[str, int]] = []
+    pointers: list[dict[str, int]] = []
     for name, kind in signature.items():
         if kind == "constexpr":
             continue
@@ -209,17 +215,14 @@ def parameter_block(
             )
         if kind.startswith("*"):
             block += bytes(-len(block) % 8)
-            tensor = tensors[value["tensor"]]
-            relocations.append(
-                {
-                    "offset": len(block),
-                    "buffer": tensor.buffer,
-                    "byte_offset": tensor.offset * tensor.item_bytes,
-                }
-            )
+            place = {"offset": len(block), "byte_offset": value.byte_offset}
+            if value.workspace is None:
+                relocations.append({**place, "buffer": value.buffer})
+            else:
+                pointers.append({**place, "workspace": value.workspace})
             block += bytes(8)
             continue
         packed = struct.pack("<" + _FORMATS[kind], value)
         block += bytes(-len(block) % len(packed)) + packed
     block += bytes(-len(block) % 8) + bytes(8 * _HIDDEN_POINTERS)
-    return bytes(block), relocations
+    return bytes(block), relocations, pointers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,10 +14,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tessera_core.program.ir import Guard, Operand, TensorRef
+from tessera_core.program.operators import TRUSTED_NAMESPACES
 from tessera_core.trace.encode import encode, encoded_tensors, map_tensors, tensors_in
 from tessera_core.trace.fake import VIEWS, call_sized, is_fake, view_as_eager
+from tessera_core.trace.inner import InnerWork, Launch, run_watched
 from tessera_core.trace.place import calling_place
 from tessera_core.trace.registry import BufferEntry, Registry, dtype_name, is_lazy, storage_key
+from tessera_core.trace.streams import Timeline
 from tessera_formats.errors import ModelError, UntracedLaunchError
 
 # Every element becomes a condition on each request; a larger input that is read on the host is data, no switch.
@@ -26,7 +30,7 @@ _WRITABLE = ("activation", "input", "state", "output")
 
 @dataclass(slots=True, kw_only=True)
 class RecordedOp:
-    """One op as recorded; ``scope`` is the path of the module that called it."""
+    """One op as recorded; ``scope`` is the path of the module that called it, ``stream`` that it was issued on."""
 
     target: str
     schema: str
@@ -35,20 +39,7 @@ class RecordedOp:
     outputs: tuple[int, ...]
     operands: tuple[Operand, ...]
     scope: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """A launch of a user's Triton kernel: op index, kernel, arguments by parameter, grid and options.
-
-    Tensors among ``arguments`` are ``{"tensor": id}``.
-    """
-
-    op: int
-    kernel: Any
-    arguments: dict[str, Any]
-    grid: tuple[int, int, int]
-    options: dict[str, Any]
+    stream: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +55,7 @@ class Recorder:
     """What one program's step did: its ops, and the guards that values read on the host gave rise to.
 
     ``inputs``: by buffer, those that still hold what they came with. ``host_reads``: by input, where it was read.
+    ``hidden``: why launches inside custom ops are not among ``launches``. ``inside``: the op being looked into.
     """
 
     registry: Registry
@@ -75,8 +67,10 @@ class Recorder:
     guards: list[Guard] = field(default_factory=list)
     scope: Callable[[], str] = lambda: ""
     names: dict[int, str] = field(default_factory=dict)
+    streams: Timeline = field(default_factory=Timeline)
     launches: list[Launch] = field(default_factory=list)
-    inner: set[str] = field(default_factory=set)
+    hidden: dict[str, None] = field(default_factory=dict)
+    inside: InnerWork | None = None
     silent: bool = False
 
     @contextlib.contextmanager
@@ -125,6 +119,35 @@ class Recorder:
         """Execute an op, faked where an argument has no values."""
         with self.quiet():
             return self._call(func, args, kwargs)
+
+    def looks_inside(self, func: OpOverload, found: Sequence[torch.Tensor]) -> bool:
+        """Whether an op's own launches are to be noted: those of user code that runs for real."""
+        return (
+            func.namespace not in TRUSTED_NAMESPACES
+            and self.fake_mode is None
+            and "triton" in sys.modules
+            and all(tensor.layout == torch.strided and not tensor.is_quantized for tensor in found)
+        )
+
+    def call_watched(self, func: OpOverload, args: Any, kwargs: Any) -> tuple[Any, InnerWork]:
+        """Execute a custom op, and note what it does within itself."""
+        self.inside = InnerWork()
+        try:
+            with self.quiet():
+                return run_watched(func, args, kwargs, self.inside), self.inside
+        finally:
+            self.inside = None
+
+    def keep_launches(self, op: str, inner: InnerWork) -> None:
+        """Keep the launches of the op recorded last, if they say what it touches; else note why not."""
+        found = inner.resolve(self.registry, len(self.ops) - 1) if inner.launches else []
+        if not isinstance(found, str):
+            self.launches += found
+            return
+        names = ", ".join(dict.fromkeys(launch.target for launch in inner.launches))
+        self.hidden.setdefault(
+            f"launches of {names} inside {op} have no rows, because {found}; its declaration says what it touches"
+        )
 
     def _call(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
         if self.fake_mode is None:
@@ -181,6 +204,7 @@ class Recorder:
             outputs=tuple(outputs),
             operands=(),
             scope=self.scope(),
+            stream=self.streams.issue(target),
         )
         self.ops.append(op)
         op.operands = operands()

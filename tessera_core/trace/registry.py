@@ -127,6 +127,21 @@ class Registry:
         self._by_storage[storage._cdata] = entry
 
 
+def form_problem(tensor: torch.Tensor) -> str | None:
+    """What keeps a tensor out of a trace, and what to do: a dense tensor of a known dtype on the CPU has none."""
+    if tensor.is_nested:
+        return "a nested tensor; pad it into a dense one"
+    if tensor.layout != torch.strided:
+        return f"a tensor of layout {str(tensor.layout).removeprefix('torch.')}; make it dense"
+    if tensor.is_quantized:
+        return f"a quantised tensor ({_name(tensor.dtype)}); keep integers and scales as tensors of their own"
+    if tensor.device.type != "cpu":
+        return f"a tensor on device {tensor.device}; make it on the CPU (--fake takes no memory; a nested one: pad it)"
+    if _name(tensor.dtype) not in ITEM_BYTES:
+        return f"a tensor of dtype {_name(tensor.dtype)}; convert it to one of {', '.join(ITEM_BYTES)}"
+    return None
+
+
 def is_lazy(tensor: torch.Tensor) -> bool:
     """Whether values differ from those in the storage, by a conjugation or a sign still to be applied."""
     return tensor.is_conj() or tensor.is_neg()
@@ -147,9 +162,13 @@ def storage_bytes(storage: torch.UntypedStorage) -> bytes:
 
 def dtype_name(dtype: torch.dtype) -> str:
     """PyTorch's name without ``torch.``; raises :class:`ModelError` for one that a trace cannot hold."""
-    name = str(dtype).removeprefix("torch.")
+    name = _name(dtype)
     if name not in ITEM_BYTES:
         raise ModelError(
             f"dtype {name}: cannot be traced; convert the tensor to one of {', '.join(ITEM_BYTES)}"
         )
     return name
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from tessera_core.program.operators import TRUSTED_NAMESPACES, resolve_operator
 from tessera_core.trace.encode import encode, map_tensors, tensors_in
 from tessera_core.trace.operands import content_operands, schema_operands
-from tessera_core.trace.operators import argument_values, reads_values, schema_says_all
+from tessera_core.trace.operators import argument_values, is_view, reads_values, schema_says_all
 from tessera_core.trace.place import calling_place
 from tessera_core.trace.recorder import Recorder, encode_named
-from tessera_core.trace.registry import is_lazy
+from tessera_core.trace.registry import form_problem, is_lazy
 from tessera_core.trace.writes import Watch, written_names, written_tensors
 from tessera_formats.errors import ArtifactError, ModelError, UntracedLaunchError
 
@@ -42,6 +42,7 @@ class OpMode(TorchDispatchMode):
             return func(*args, **kwargs)
         op = str(func)
         found = tensors_in((args, kwargs))
+        check_forms(op, "uses", found)
         if func is _CPU_ATTENTION:
             return self._cpu_attention(func, args, kwargs)
         self._refuse(func, op, found, args, kwargs)
@@ -54,7 +55,7 @@ class OpMode(TorchDispatchMode):
                 recorder.entry(tensor, op)
             return recorder.call(func, args, kwargs)
         if any(is_lazy(tensor) for tensor in found):
-            if _is_view(func):
+            if is_view(func):
                 return recorder.call(func, args, kwargs)
             args, kwargs = self._without_lazy(func, args, kwargs)
             found = tensors_in((args, kwargs))
@@ -72,11 +73,15 @@ class OpMode(TorchDispatchMode):
             )
         real = all(recorder.has_value(tensor) for tensor in found)
         watch = None if schema_says_all(func) or not real else self._watch(found, written)
-        result = recorder.call(func, args, kwargs)
+        if recorder.looks_inside(func, found):
+            result, inner = recorder.call_watched(func, args, kwargs)
+        else:
+            result, inner = recorder.call(func, args, kwargs), None
         if watch is not None:
             with recorder.quiet():
                 watch.check(op)
         made = tensors_in(result)
+        check_forms(op, "makes", made)
         if not written:
             if made and all(recorder.registry.find(tensor) is not None for tensor in made):
                 return result
@@ -103,6 +108,8 @@ class OpMode(TorchDispatchMode):
             ),
             depends,
         )
+        if inner is not None:
+            recorder.keep_launches(op, inner)
         return result
 
     def resolved(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -214,6 +221,14 @@ class OpMode(TorchDispatchMode):
             )
 
 
+def check_forms(op: str, does: str, tensors: list[torch.Tensor]) -> None:
+    """Refuse tensors that a trace cannot hold; raises :class:`ModelError` with the place in the user's code."""
+    for tensor in tensors:
+        problem = form_problem(tensor)
+        if problem is not None:
+            raise ModelError(f"{op} at {calling_place()}: {does} {problem}")
+
+
 class FunctionMode(TorchFunctionMode):
     """Catches what never reaches the dispatcher as one op: attention, and tensors read as Python values."""
 
@@ -241,12 +256,6 @@ class FunctionMode(TorchFunctionMode):
             return
         with self.ops.recorder.quiet(), _disable_current_modes():
             self.ops.recorder.read_on_host(tensor, f"Tensor.{name}")
-
-
-def _is_view(func: OpOverload) -> bool:
-    """Whether the operator only looks at its argument in another way."""
-    returns = func._schema.returns
-    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
 def _check_replayable(func: OpOverload, op: str) -> None:

@@ -14,7 +14,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tessera_core.program.ir import Evidence, Mode, Operand
 from tessera_core.trace.declare import TritonDeclaration, declaration_of
 from tessera_core.trace.encode import encode
+from tessera_core.trace.inner import InnerLaunch, InnerWork, Launch, Pointer
 from tessera_core.trace.place import calling_place, failing_place, one_line
-from tessera_core.trace.recorder import Launch, Recorder, encode_named
-from tessera_core.trace.registry import storage_bytes
+from tessera_core.trace.recorder import Recorder, encode_named
+from tessera_core.trace.registry import dtype_name, storage_bytes
 from tessera_formats.errors import ModelError, UntracedLaunchError
 
 HELPER_SECONDS = 120
@@ -36,6 +38,30 @@ HELPER_SECONDS = 120
 @contextlib.contextmanager
 def intercepting(recorder: Recorder) -> Iterator[None]:
     """Turn launches of ``@triton.jit`` functions inside into ops of ``recorder``."""
+
+    def launch(kernel: Any, args: Any, grid: Any, kwargs: dict[str, Any]) -> None:
+        _launch(recorder, kernel, args, grid, kwargs)
+
+    with _launching_by(launch):
+        yield
+
+
+@contextlib.contextmanager
+def launching_on_cpu() -> Iterator[None]:
+    """Let launches of ``@triton.jit`` functions inside run on the CPU, as they do while tracing."""
+
+    def launch(kernel: Any, args: Any, grid: Any, kwargs: dict[str, Any]) -> None:
+        target = kernel_target(kernel)
+        arguments, _ = _bound(kernel, args, kwargs, target)
+        _execute(kernel, declaration_of(kernel), arguments, _grid(grid, arguments, target), target)
+
+    with _launching_by(launch):
+        yield
+
+
+@contextlib.contextmanager
+def _launching_by(launch: Callable[[Any, Any, Any, dict[str, Any]], None]) -> Iterator[None]:
+    """Let ``launch(kernel, positional, grid, named)`` stand for Triton's own launches."""
     if "triton" not in sys.modules:
         # A model that has not imported Triton has no kernel to launch.
         yield
@@ -46,7 +72,7 @@ def intercepting(recorder: Recorder) -> Iterator[None]:
     run, tuned = JITFunction.run, Autotuner.run
 
     def intercepted(kernel: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
-        _launch(recorder, kernel, args, grid, kwargs)
+        launch(kernel, args, grid, kwargs)
 
     def first_configuration(tuner: Any, *args: Any, **kwargs: Any) -> Any:
         # Without the GPU there is nothing to measure; the first configuration is as good as any.
@@ -66,19 +92,14 @@ def kernel_target(kernel: Any) -> str:
 
 def _launch(recorder: Recorder, kernel: Any, args: Any, grid: Any, kwargs: dict[str, Any]) -> None:
     target = kernel_target(kernel)
-    names = set(kernel.arg_names)
-    options = {name: value for name, value in kwargs.items() if name not in names}
-    try:
-        bound = kernel.signature.bind(*args, **{n: v for n, v in kwargs.items() if n in names})
-    except TypeError as problem:
-        raise ModelError(f"{target} at {calling_place()}: {problem}; correct the launch") from problem
-    bound.apply_defaults()
-    arguments = dict(bound.arguments)
+    arguments, options = _bound(kernel, args, kwargs, target)
     blocks = _grid(grid, arguments, target)
     if recorder.silent:
         # Inside a custom op: the op is what is recorded, and it must still compute.
-        recorder.inner.add(target)
-        _execute(kernel, declaration_of(kernel), arguments, blocks, target)
+        with _disable_current_modes():
+            _execute(kernel, declaration_of(kernel), arguments, blocks, target)
+        if recorder.inside is not None:
+            _note_inner(recorder.inside, InnerLaunch(target, kernel, arguments, blocks, options))
         return
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor) and not recorder.knows(value):
@@ -89,6 +110,31 @@ def _launch(recorder: Recorder, kernel: Any, args: Any, grid: Any, kwargs: dict[
     declaration = declaration_of(kernel)
     with recorder.quiet(), _disable_current_modes():
         _record(recorder, kernel, declaration, arguments, blocks, options, target)
+
+
+def _bound(
+    kernel: Any, args: Any, kwargs: dict[str, Any], target: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A launch's arguments by parameter, and the options that are none."""
+    names = set(kernel.arg_names)
+    options = {name: value for name, value in kwargs.items() if name not in names}
+    try:
+        bound = kernel.signature.bind(*args, **{n: v for n, v in kwargs.items() if n in names})
+    except TypeError as problem:
+        raise ModelError(f"{target} at {calling_place()}: {problem}; correct the launch") from problem
+    bound.apply_defaults()
+    return dict(bound.arguments), options
+
+
+def _note_inner(inside: InnerWork, launch: InnerLaunch) -> None:
+    constexprs = {p.name for p in launch.kernel.params if p.is_constexpr}
+    held = dict(launch.arguments)
+    for name, value in launch.arguments.items():
+        if name in constexprs and not isinstance(value, torch.Tensor):
+            held[name] = getattr(value, "value", value)
+        if not isinstance(held[name], (torch.Tensor, bool, int, float, str, type(None))):
+            inside.others.setdefault(f"{launch.target} with {name}, a {type(value).__name__}")
+    inside.launches.append(replace(launch, arguments=held))
 
 
 def _record(
@@ -129,7 +175,7 @@ def _record(
         Launch(
             op=len(recorder.ops),
             kernel=kernel,
-            arguments=encoded | recorded["constexprs"],
+            arguments={n: _pointer(recorder, v) for n, v in runtime.items()} | recorded["constexprs"],
             grid=blocks,
             options=options,
         )
@@ -145,6 +191,16 @@ def _record(
         lambda: _operands(declaration, {n: encoded[n]["tensor"] for n in pointers}),
         depends,
     )
+
+
+def _pointer(recorder: Recorder, value: Any) -> Any:
+    """A tensor argument as a pointer into its buffer; other values as they are."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    found = recorder.registry.find(value)
+    assert found is not None, "encoding the arguments has registered them"
+    offset = int(value.storage_offset()) * value.element_size()
+    return Pointer(dtype=dtype_name(value.dtype), byte_offset=offset, buffer=found.id)
 
 
 def _operands(declaration: TritonDeclaration | None, pointers: dict[str, int]) -> tuple[Operand, ...]:

@@ -10,12 +10,13 @@ KINDS: tuple[NodeKind, ...] = ("light", "light", "anchor", "writer", "counter")
 @st.composite
 def graphs(draw: st.DrawFn) -> list[Node]:
     nodes = []
+    streams = draw(st.sampled_from([(0,), (0, 1), (0, 1, 2)]))
     for _ in range(draw(st.integers(1, 14))):
         touches = []
         for _ in range(draw(st.integers(0, 3))):
             box = draw(st.sampled_from([None, Box.interval(0, 8), Box.interval(8, 8)]))
             touches.append(Touch(draw(st.integers(0, 6)), box, draw(st.booleans())))
-        nodes.append(Node(draw(st.sampled_from(KINDS)), tuple(touches)))
+        nodes.append(Node(draw(st.sampled_from(KINDS)), tuple(touches), draw(st.sampled_from(streams))))
     return nodes
 
 
@@ -72,6 +73,12 @@ def test_anchors_and_state_writers_stand_alone(nodes: list[Node]) -> None:
             assert kinds == ["writer"]
         else:
             assert len(heavy) <= 1
+
+
+@given(graphs())
+def test_a_kernel_holds_ops_of_one_stream(nodes: list[Node]) -> None:
+    for group in form_kernels(nodes):
+        assert len({nodes[op].stream for op in group}) == 1
 
 
 def test_light_work_between_two_anchors_is_one_kernel() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tessera_core.program.ir import TensorRef
+from tessera_core.trace.inner import Pointer
 from tessera_core.trace.load import import_file
 from tessera_core.trace.ptx_targets import check_targets, parameter_block, target_tables
 from tessera_core.trace.triton_launch import run_helper
@@ -133,12 +133,61 @@ def test_a_custom_op_is_recorded_whole_and_its_inner_launch_noted(
         return {"y": seen[1]}
 
     traced = tracer(step)
+    op = traced.trace.programs[0].ops[1]
     targets = [op.target for op in traced.trace.programs[0].ops]
     assert targets == ["aten.embedding.default", "tessera_tests.doubled.default"]
     assert [k.kind for k in traced.trace.programs[0].kernels] == ["embedding", "custom"]
     assert torch.equal(seen[0] * 2, seen[1])
+    (launch,) = traced.launches[0]
+    x, out = (traced.trace.tensors[t] for t in (*op.inputs, *op.outputs))
+    assert (launch.op, launch.grid, launch.workspaces) == (1, (1, 1, 1), ())
+    assert launch.arguments["x"] == Pointer(dtype="float32", byte_offset=0, buffer=x.buffer)
+    assert launch.arguments["out"] == Pointer(dtype="float32", byte_offset=0, buffer=out.buffer)
+    assert (launch.arguments["count"], launch.arguments["BLOCK"]) == (32, 64)
+    assert traced.trace.info["notes"] == []
+
+
+def test_launches_of_a_custom_op_point_into_its_tensors_and_its_workspace(
+    tracer: Callable[..., Any], kernels: ModuleType
+) -> None:
+    def step(net: Any, inputs: Tensors, state: Tensors) -> Tensors:
+        return {"y": kernels.quadrupled(kernels.quadrupled(net.embed(inputs["tokens"])[:, 0]))}
+
+    traced = tracer(step)
+    tables = target_tables(traced, ("sm_90",), lambda message: None)
+    rows = {name: tables[f"targets/sm_90/{name}"].to_pylist() for name in
+            ("launches", "workspaces", "pointers", "launch_edges")}  # fmt: skip
+    ops = {op.id: op for op in traced.trace.programs[0].ops if "quadrupled" in op.target}
+    assert [(r["op"], r["launch"]) for r in rows["launches"]] == [(o, n) for o in ops for n in (0, 1)]
+    # The op's work is all its own: in, temporary; temporary, out. Every call has a temporary of 2 rows of 16 floats.
+    assert rows["workspaces"] == [{"workspace": n, "bytes": 128, "scope": "kernel"} for n in (0, 1)]
+    assert [(p["launch"], p["offset"], p["workspace"]) for p in rows["pointers"]] == [
+        (0, 8, 0), (1, 0, 0), (0, 8, 1), (1, 0, 1),
+    ]  # fmt: skip
+    assert [(e["source"], e["destination"]) for e in rows["launch_edges"]] == [(0, 1), (0, 1)]
+    for first, second in zip(rows["launches"][::2], rows["launches"][1::2]):
+        op = ops[first["op"]]
+        given, made = (traced.trace.tensors[t].buffer for t in (op.inputs[0], op.outputs[0]))
+        assert [(r["offset"], r["buffer"]) for r in first["relocations"]] == [(0, given)]
+        assert [(r["offset"], r["buffer"]) for r in second["relocations"]] == [(8, made)]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("prepared", "it also runs aten.mul.Tensor; its declaration"),
+        ("outsider", "x of triton.toy_kernels:scale is neither an argument of the op nor made by it"),
+    ],
+)
+def test_an_op_that_does_more_than_launch_has_a_note_and_no_rows(
+    tracer: Callable[..., Any], kernels: ModuleType, name: str, why: str
+) -> None:
+    """What its launches touch is not all that it touches, so they must not stand for it."""
+    op = getattr(kernels, name)
+    traced = tracer(lambda net, inputs, state: {"y": op(net.embed(inputs["tokens"]))})
     assert traced.launches == ((),)
-    assert "triton.toy_kernels:scale" in traced.trace.info["notes"][0]
+    (note,) = traced.trace.info["notes"]
+    assert note.startswith("launches of triton.toy_kernels:scale inside tessera_tests.") and why in note
 
 
 def test_launches_work_again_as_before_after_tracing(tracer: Callable[..., Any], kernels: ModuleType) -> None:
@@ -187,19 +236,21 @@ def test_specialisations_are_compiled_to_ptx_that_knows_no_paths(
 
 
 def test_parameters_are_aligned_and_pointers_relocated() -> None:
-    tensors = (TensorRef(id=0, buffer=7, dtype="float32", shape=(4,), stride=(1,), offset=3),)
-    signature = {"a": "i32", "x": "*fp32", "BLOCK": "constexpr", "b": "i64", "c": "fp32"}
-    block, relocations = parameter_block(
-        signature, {"a": -2, "x": {"tensor": 0}, "BLOCK": 8, "b": 1 << 40, "c": 1.5}, tensors, "triton.m:k"
+    x = Pointer(dtype="float32", byte_offset=12, buffer=7)
+    scratch = Pointer(dtype="float32", byte_offset=4, workspace=2)
+    signature = {"a": "i32", "x": "*fp32", "t": "*fp32", "BLOCK": "constexpr", "b": "i64", "c": "fp32"}
+    block, relocations, inner = parameter_block(
+        signature, {"a": -2, "x": x, "t": scratch, "BLOCK": 8, "b": 1 << 40, "c": 1.5}, "triton.m:k"
     )
-    assert struct.unpack("<i4xQqf4xQQ", block) == (-2, 0, 1 << 40, 1.5, 0, 0)
+    assert struct.unpack("<i4xQQqf4xQQ", block) == (-2, 0, 0, 1 << 40, 1.5, 0, 0)
     assert relocations == [{"offset": 8, "buffer": 7, "byte_offset": 12}]
+    assert inner == [{"offset": 16, "workspace": 2, "byte_offset": 4}]
 
 
 @pytest.mark.parametrize("kind", ["tensordesc<fp16[16]>", ("*fp32", "i32")])
 def test_a_parameter_without_a_known_place_is_refused(kind: Any) -> None:
     with pytest.raises(UntracedLaunchError, match=r"triton.m:k: parameter x has type"):
-        parameter_block({"x": kind}, {"x": 1}, (), "triton.m:k")
+        parameter_block({"x": kind}, {"x": 1}, "triton.m:k")
 
 
 def test_a_helper_that_takes_too_long_is_one_line() -> None:

@@ -70,3 +70,31 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)
     scale[(1,)](x, out, x.numel(), 2.0, BLOCK=64)
     return out
+
+
+@torch.library.custom_op("tessera_tests::quadrupled", mutates_args=())
+def quadrupled(x: torch.Tensor) -> torch.Tensor:
+    """Two launches, the first into a temporary."""
+    half, out = torch.empty_like(x), torch.empty_like(x)
+    scale[(1,)](x, half, x.numel(), 2.0, BLOCK=64)
+    scale[(1,)](half.view(-1), out, x.numel(), 2.0, BLOCK=64)
+    return out
+
+
+@torch.library.custom_op("tessera_tests::prepared", mutates_args=())
+def prepared(x: torch.Tensor) -> torch.Tensor:
+    """A launch on what another operator has made of the argument."""
+    out = torch.empty_like(x)
+    scale[(1,)](x * 2, out, x.numel(), 2.0, BLOCK=64)
+    return out
+
+
+TABLE = torch.ones(64)
+
+
+@torch.library.custom_op("tessera_tests::outsider", mutates_args=())
+def outsider(x: torch.Tensor) -> torch.Tensor:
+    """A launch on a tensor that the op does not say it reads."""
+    out = torch.empty_like(x)
+    scale[(1,)](TABLE, out, x.numel(), 2.0, BLOCK=64)
+    return out

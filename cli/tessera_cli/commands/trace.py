@@ -24,12 +24,17 @@ def command(
         list[str] | None,
         typer.Option(
             metavar="PHASE:batch=B,context=C",
-            help="An iteration to record; may be repeated. prefill: C prompt tokens; decode: C cached tokens.",
+            help="An iteration to record; may be repeated. prefill: C prompt tokens; decode: C cached tokens;"
+            " step (diffusion): latents of C x C.",
         ),
     ] = None,
-    phase: Annotated[str | None, typer.Option(help="Short form for one program: its phase.")] = None,
+    phase: Annotated[
+        str | None, typer.Option(help="Short form for one program: prefill, decode or step.")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Short form: requests in a batch.")] = 1,
-    context: Annotated[int | None, typer.Option(min=1, help="Short form: tokens.")] = None,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Short form: tokens, or for step the latents' edge.")
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="Dtype of the weights; else the model's own.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,
     fake: Annotated[

@@ -17,9 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tessera_core.program.ir import Op, Program, TensorRef, Trace
 from tessera_core.program.memory import Memory, view_of
-from tessera_core.program.operators import Template, decode_arguments, dtype_named, resolve_operator
+from tessera_core.program.operators import Template, decode_arguments, dtype_named
 from tessera_core.program.replay import TRITON
-from tessera_core.program.user_code import triton_kernel
+from tessera_core.program.user_code import recorded_operator, triton_kernel
 from tessera_core.trace.capture.views import same_layout, view_steps
 from tessera_formats.errors import ArtifactError
 
@@ -128,7 +128,7 @@ class _Builder:
             launch = native_launch(kernel, op.arguments)
             self.graph.call_function(launch, tuple(positional), named)
             return
-        overload = resolve_operator(op.target, trusted=self.trusted)
+        overload = recorded_operator(op, self.trace, self.trusted)
         node = self._call(overload, positional, named)
         arguments = {self.trace.tensors[tensor].buffer for tensor in op.inputs}
         fresh = [(i, t) for i, t in enumerate(op.outputs) if self.trace.tensors[t].buffer not in arguments]

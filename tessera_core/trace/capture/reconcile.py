@@ -23,6 +23,7 @@ from tessera_core.trace.capture.graph import RawLaunch
 from tessera_core.trace.factory import build
 from tessera_core.trace.fake import new_fake_mode
 from tessera_core.trace.model import TraceableModel
+from tessera_core.trace.place import user_code
 from tessera_core.trace.request import ProgramRequest
 from tessera_core.trace.tracer import ATTENTION
 from tessera_formats.errors import TrustError, UntracedLaunchError
@@ -103,7 +104,7 @@ def reconcile(trace: Trace, device: str, trusted: bool) -> tuple[Reconciled, ...
         )
     mode = new_fake_mode()
     dtype = getattr(torch, str(trace.info["dtype"]))
-    built = build(str(trace.info["model"]), dtype, int(trace.info["seed"]), mode)
+    built = build(str(trace.info["model"]), dtype, int(trace.info["seed"]), mode, on_device=True)
     materialise(built.model.module, device)
     return reconcile_model(trace, built.model, device)
 
@@ -182,9 +183,11 @@ def _capture_step(
     state: dict[str, torch.Tensor],
     device: str,
 ) -> Reconciled:
+    """The step on a stream of its own; side streams that it forks and joins belong to the same graph."""
     stream = torch.cuda.Stream(device)
     ledger = Ledger(lambda: nodes_while_capturing(stream.cuda_stream))
-    with torch.cuda.stream(stream):
+    advice = "make the step one that a CUDA graph can hold (side streams joined, no host synchronisation)"
+    with torch.cuda.stream(stream), user_code(f"{program.name}: its step, captured on {device},", advice):
         model.step(request, dict(inputs), dict(state))
         torch.cuda.synchronize(device)
         graph = torch.cuda.CUDAGraph(keep_graph=True)

@@ -56,6 +56,20 @@ def test_a_target_is_added_to_a_trace(tmp_path: Path) -> None:
     assert facts.values["reads_out_of_reach"] == 0 and facts.values["reconciliation"] == "done"
 
 
+def test_user_code_on_two_streams_is_captured_and_reconciled(tmp_path: Path) -> None:
+    """Its custom op launches Triton kernels of its own, on the side stream."""
+    path = tmp_path / "two.trace"
+    factory = Path(__file__).parents[3] / "benchmarks" / "two_streams.py"
+    TraceStage(model=f"{factory}:factory", programs=(ProgramRequest("decode", 4, 64),)).run(path)
+    facts = CaptureStage(device=DEVICE, trusted=True).run(path, path)
+    assert facts.values["reconciliation"] == "done" and facts.values["reads_out_of_reach"] == 0
+    bundle = read_trace(path)
+    launches = bundle.table(f"targets/{facts.values['target']}/launches").to_pylist()
+    hidden = {r["function"]: r["module"] for r in launches if r["function"] in ("square_sums", "scale_rows")}
+    assert set(hidden) == {"square_sums", "scale_rows"} and all(hidden.values())
+    assert bundle.table(f"targets/{facts.values['target']}/pointers").num_rows >= 2
+
+
 def test_launches_behind_the_dispatchers_back_are_refused(tracer: Callable[..., Any]) -> None:
     from cuda.bindings import driver
 
