@@ -429,7 +429,7 @@ class _Reader:
         sources = tuple(self._value(operand) for operand in step.operands[1:])
         result = _computed(head, step.parts, sources)
         if any(atom.startswith("@") for source in sources for atom in source.atoms):
-            return symbolic.atom(f"@{name}") if result is None else result
+            return result or symbolic.atom(f"a value of line {line}", loaded=True)
         register = name.split("@")[0]
         if result is None:
             return symbolic.operation(register, sources)

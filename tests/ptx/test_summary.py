@@ -62,6 +62,14 @@ def test_a_branch_around_and_a_loop() -> None:
     assert site.mode == "write" and site.bounded
 
 
+def test_a_register_that_is_changed_in_another_way_than_by_adding_has_no_form() -> None:
+    found = summary(
+        "shl.b32 %r3, %r1, 7; or.b32 %r3, %r3, %r9; mul.wide.s32 %rd2, %r3, 4; add.s64 %rd3, %rd1, %rd2;"
+        "st.global.u32 [%rd3], 1;"
+    )
+    assert not only(found).bounded and "a value of line" in only(found).at
+
+
 def test_conditions_joined_by_logic_and_negated() -> None:
     found = summary(
         "ld.param.u32 %r9, [n]; setp.lt.s32 %p1, %r1, 7; setp.gt.s32 %p2, %r2, %r9; and.pred %p3, %p1, %p2;"
