@@ -1,7 +1,8 @@
 """What a kernel touches, in terms of its parameters and indices: for readers, without a launch.
 
 Every register that is set in one place is the expression of its definition; one that a loop adds to is its start
-plus a multiple of ``iN``, which says how often line N has run since; ``load@N`` is what line N loads. Conditions
+plus a multiple of ``iN``, which says how often line N has run since; ``load@N`` is what line N loads, and
+``value@N`` what it computes in a way that has no form. Conditions
 are those of the instruction's own guard and of the branches that decide whether it is reached: removing one side
 of the branch from the control flow makes it unreachable.
 """
@@ -21,7 +22,7 @@ from tessera_core.ptx.syntax import Address, Immediate, Module, Name, Negated, O
 from tessera_core.ptx.values import width_of
 
 _THREADS_LIMIT = 1024  # of a block, and so of each of its axes
-_EVALUATIONS_LIMIT = 200_000  # beyond, registers are values without a form; no kernel seen needs a tenth
+_EVALUATIONS_LIMIT = 50_000  # beyond, registers are values without a form; no kernel seen needs a tenth
 
 _COMPARISONS = {
     "eq": ("==", "!="),
@@ -117,8 +118,10 @@ class _Reader:
                 self.writers.setdefault(name, []).append(index)
         self.known: dict[str, Expression] = {}
         self.pending: set[str] = set()
+        self.met: set[str] = set()  # pending registers that were asked for
         self.left = _EVALUATIONS_LIMIT
         self.reach: dict[tuple[int, bool], set[int]] = {}
+        self.either: dict[str, tuple[str, ...]] = {}  # atoms that are one of several parameters
 
     # --- what the kernel does ------------------------------------------------------------------------------------
 
@@ -178,32 +181,34 @@ class _Reader:
                 if step.extent is not None and step.extent < len(step.operands):
                     extent = step.operands[step.extent]
                     size = extent.value if isinstance(extent, Immediate) else None
-                base = self._base(address)
-                bounded = base is not None and not address.loaded and size is not None
+                bases = self._bases(address)
+                bounded = bool(bases) and not address.loaded and size is not None
                 condition = self._condition(index, step)
+                at = address.text(first=bases[0]) if bases else self._unknown_base(address)
                 for mode, does in (("read", touch.reads), ("write", touch.writes)):
-                    if does:
+                    for base in bases or (None,) if does else ():
                         yield SiteSummary(
                             parameter=base,
                             mode=mode,
                             bytes=size,
-                            at=address.text(first=base) if base else self._unknown_base(address),
+                            at=at,
                             bounded=bounded,
                             condition=condition,
                             line=self._line(step),
                         )
 
-    def _base(self, address: Expression) -> str | None:
-        """The parameter that an address is computed from: an 8-byte one that it holds once, alone."""
+    def _bases(self, address: Expression) -> tuple[str, ...]:
+        """The parameters that an address may be computed from: one that it holds once, alone, or alternatives."""
         wide = {self.short[p.name]: p for p in self.kernel.function.parameters if p.bytes >= 8}
-        found: list[str] = []
-        for monomial, factor in address.terms.items():
-            if factor == 1 and len(monomial) == 1 and monomial[0].split("[")[0] in wide:
-                found.append(monomial[0].split("[")[0])
+        alone = [m[0] for m, factor in address.terms.items() if factor == 1 and len(m) == 1]
+        for name in alone:
+            if name in self.either:
+                return self.either[name]
+        found = [name.split("[")[0] for name in alone if name.split("[")[0] in wide]
         pointers = [
             name for name in found if wide[name].type in ("u64", "b64", "s64") or wide[name].bytes > 8
         ]
-        return next(iter(pointers or found), None)
+        return tuple((pointers or found)[:1])
 
     @staticmethod
     def _unknown_base(address: Expression) -> str:
@@ -365,6 +370,7 @@ class _Reader:
         if found is not None:
             return found
         if name in self.pending:
+            self.met.add(name)
             return symbolic.atom(f"@{name}")
         self.left -= 1
         if self.left < 0:
@@ -373,14 +379,15 @@ class _Reader:
         writers = self.writers[name]
         result = self._defined(name, writers[0]) if len(writers) == 1 else self._carried(name, writers)
         self.pending.discard(name)
-        if not any(atom.startswith("@") for atom in result.atoms):
+        self.met.discard(name)
+        if not self.met:  # else it lacks what the registers around it may add
             self.known[name] = result
         return result
 
     def _defined(self, name: str, index: int) -> Expression:
         step = self.steps[index]
         if step.guard is not None:
-            return symbolic.atom(f"a value of line {self._line(step)}", loaded=True)
+            return symbolic.atom(f"value@{self._line(step)}", loaded=True)
         return self._result(name, step)
 
     def _carried(self, name: str, writers: Sequence[int]) -> Expression:
@@ -389,30 +396,47 @@ class _Reader:
         starts: list[Expression] = []
         steps: list[tuple[int, Expression]] = []
         for index in writers:
-            if self.steps[index].guard is not None:
-                return self._several(writers)
             value = self._result(name, self.steps[index])
-            if value.terms.get((own,)) == 1 and sum(own in monomial for monomial in value.terms) == 1:
+            once = value.terms.get((own,)) == 1 and sum(own in monomial for monomial in value.terms) == 1
+            if once:
                 steps.append((index, symbolic.add(value, symbolic.atom(own), -1)))
             elif own in value.atoms:
-                return self._several(writers)
+                starts.append(symbolic.atom("?", loaded=True))
             else:
                 starts.append(value)
-        if len(starts) != 1 or len(steps) != 1:
-            same = {start.text() for start in starts}
-            return starts[0] if len(same) == 1 and not steps else self._several(writers)
-        index, by = steps[0]
-        if any(atom.startswith("@") for atom in by.atoms):
-            return self._several(writers)
-        count = symbolic.atom(f"i{self._line(self.steps[index])}", 0)
-        return symbolic.add(starts[0], symbolic.multiply(by, count))
+        guarded = any(self.steps[index].guard is not None for index in writers)
+        if not guarded and len(starts) == 1 and len(steps) == 1:
+            index, by = steps[0]
+            if not any(atom.startswith("@") for atom in by.atoms):
+                count = symbolic.atom(f"i{self._line(self.steps[index])}", 0)
+                return symbolic.add(starts[0], symbolic.multiply(by, count))
+        if not steps and len({start.text() for start in starts}) == 1:
+            return starts[0]
+        return self._several(writers, starts)
 
-    def _several(self, writers: Sequence[int]) -> Expression:
+    def _several(self, writers: Sequence[int], starts: Sequence[Expression]) -> Expression:
+        """One of several values, of which the parameters that they point into are kept."""
         loads = [index for index in writers if self.steps[index].effects.touches]
-        if len(loads) == 1:
-            return symbolic.atom(f"load@{self._line(self.steps[loads[0]])}", loaded=True)
         lines = sorted({self._line(self.steps[index]) for index in writers})
-        return symbolic.atom(f"a value of lines {', '.join(map(str, lines[:4]))}", loaded=True)
+        name = f"value@{','.join(map(str, lines[:4]))}"
+        if len(loads) == 1 and self.steps[loads[0]].effects.touches[0].space != "param":
+            name = f"load@{self._line(self.steps[loads[0]])}"
+        opaque = symbolic.atom(name, loaded=True)
+        carried = [m[0] for s in starts for m in s.terms if len(m) == 1 and m[0].startswith("@")]
+        bases = [self._bases(start) for start in starts if not any(a.startswith("@") for a in start.atoms)]
+        if not bases and len(set(carried)) == 1:
+            return symbolic.add(symbolic.atom(carried[0]), opaque)
+        if not bases or not all(bases):
+            return opaque
+        return symbolic.add(self._one_of(tuple(dict.fromkeys(b for found in bases for b in found))), opaque)
+
+    def _one_of(self, bases: tuple[str, ...]) -> Expression:
+        """A parameter, or an atom for one of several."""
+        if len(bases) == 1:
+            return symbolic.atom(bases[0])
+        name = f"({' or '.join(bases)})"
+        self.either[name] = bases
+        return symbolic.atom(name)
 
     def _result(self, name: str, step: Step) -> Expression:
         """What ``step`` puts into register ``name``."""
@@ -423,13 +447,13 @@ class _Reader:
         if step.effects.touches:
             return symbolic.atom(f"load@{line}", loaded=True)
         if not isinstance(target, Name) or not (width_of(step.parts[-1]) or head in ("mov", "cvta")):
-            return symbolic.atom(f"a value of line {line}", loaded=True)
+            return symbolic.atom(f"value@{line}", loaded=True)
         if any(isinstance(operand, Vector) for operand in step.operands):
-            return symbolic.atom(f"a value of line {line}", loaded=True)
+            return symbolic.atom(f"value@{line}", loaded=True)
         sources = tuple(self._value(operand) for operand in step.operands[1:])
         result = _computed(head, step.parts, sources)
         if any(atom.startswith("@") for source in sources for atom in source.atoms):
-            return result or symbolic.atom(f"a value of line {line}", loaded=True)
+            return result or symbolic.atom(f"value@{line}", loaded=True)
         register = name.split("@")[0]
         if result is None:
             return symbolic.operation(register, sources)
@@ -446,7 +470,9 @@ class _Reader:
             or not set(address.terms) <= {(), (f"&{named[0]}",)}
             or named[0] not in self.offsets
         ):
-            return symbolic.atom(f"a parameter of line {self._line(step)}", loaded=True)
+            wide = tuple(self.short[p.name] for p in self.kernel.function.parameters if p.bytes >= 8)
+            opaque = symbolic.atom(f"value@{self._line(step)}", loaded=True)
+            return symbolic.add(self._one_of(wide), opaque) if wide else opaque
         target = step.operands[0]
         size = type_bytes(step.parts[-1])
         if isinstance(target, Vector):

@@ -67,7 +67,34 @@ def test_a_register_that_is_changed_in_another_way_than_by_adding_has_no_form() 
         "shl.b32 %r3, %r1, 7; or.b32 %r3, %r3, %r9; mul.wide.s32 %rd2, %r3, 4; add.s64 %rd3, %rd1, %rd2;"
         "st.global.u32 [%rd3], 1;"
     )
-    assert not only(found).bounded and "a value of line" in only(found).at
+    assert not only(found).bounded and "value@" in only(found).at
+
+
+def test_an_unrolled_loop_keeps_the_base_and_a_choice_keeps_both() -> None:
+    found = summary(
+        "LOOP: st.global.u32 [%rd1], 1; setp.lt.s32 %p1, %r2, 9; @%p1 bra ODD;\n add.s64 %rd1, %rd1, 4; bra LOOP;"
+        "ODD: add.s64 %rd1, %rd1, 12; bra LOOP;"
+    )
+    assert (only(found).parameter, only(found).bounded) == ("x", False)
+    chosen = summary(
+        "ld.param.u64 %rd2, [y]; setp.lt.s32 %p1, %r2, 9; mov.u64 %rd3, %rd1;\n@%p1 mov.u64 %rd3, %rd2;"
+        "st.global.u32 [%rd3+4], 1;"
+    )
+    assert [(s.parameter, s.bounded) for s in chosen.sites] == [("x", False), ("y", False)]
+    assert [p.written for p in chosen.parameters] == [True, True, False]
+
+
+def test_registers_that_feed_each_other_may_hold_what_either_starts_with() -> None:
+    """Two pointers that a loop swaps: each store may go through both."""
+    found = summary(
+        "ld.param.u64 %rd2, [y]; mov.u64 %rd3, %rd1; mov.u64 %rd4, %rd2;\nLOOP: st.global.u32 [%rd3], 1;\n"
+        "st.global.u32 [%rd4], 1; mov.u64 %rd5, %rd3; mov.u64 %rd3, %rd4; mov.u64 %rd4, %rd5;"
+        "setp.lt.s32 %p1, %r2, 9; @%p1 bra LOOP;"
+    )
+    lines = sorted({site.line for site in found.sites})
+    assert len(lines) == 2
+    for line in lines:
+        assert {site.parameter for site in found.sites if site.line == line} == {"x", "y"}
 
 
 def test_conditions_joined_by_logic_and_negated() -> None:
