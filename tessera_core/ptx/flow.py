@@ -27,6 +27,9 @@ from tessera_core.ptx.syntax import (
     Vector,
 )
 
+# The carry between instructions, as a register of its own.
+CARRY = "%CC"
+
 _ENDS = frozenset({"ret", "exit", "trap"})
 # Opcodes whose first operand is a source although it is not an address.
 _NO_DESTINATION = frozenset({"bra", "brx", "bar", "barrier", "nanosleep", "stackrestore"})
@@ -209,6 +212,10 @@ def _step(item: _Flat, positions: Mapping[str, int], tables: Mapping[str, tuple[
     writes: tuple[str, ...] = ()
     if operands and parts[0] not in _NO_DESTINATION and not isinstance(operands[0], Address):
         writes = tuple(dict.fromkeys(registers(operands[0])))
+        if parts[0] in ("addc", "subc", "madc"):
+            operands = (*operands, Name(CARRY))
+        if "cc" in parts[1:]:
+            writes = (*writes, CARRY)
     return Step(
         parts=parts,
         guard=guard,

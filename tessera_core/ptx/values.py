@@ -48,13 +48,24 @@ class Known:
     high: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Field:
+    """Bits [start, start + bits) of ``source``, as part of a longer bit string."""
+
+    source: Known
+    start: int
+    bits: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Unknown:
-    """Any of ``bases`` plus any number in ``[low, high]`` (None: unbounded)."""
+    """Any of ``bases`` plus any number in ``[low, high]`` (None: unbounded). ``fields``: the same bits exactly, as
+    pieces of pointers and numbers, least significant first, where they are known (`fields.py`)."""
 
     bases: frozenset[int]
     low: int | None
     high: int | None
+    fields: tuple[Field, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +255,7 @@ def hull(old: Value, new: Value, widen: bool) -> Value:
     if old is new or (isinstance(old, Known) and isinstance(new, Known) and _equal(old, new)):
         return old
     bases = bases_of(old) | bases_of(new)
-    if isinstance(old, Unknown) and bases == old.bases and _within(new, old):
+    if isinstance(old, Unknown) and not old.fields and bases == old.bases and _within(new, old):
         return old
     if widen or old.low is None or new.low is None or old.high is None or new.high is None:
         return Unknown(bases, None, None)

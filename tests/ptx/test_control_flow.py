@@ -122,11 +122,54 @@ def test_one_of_two_pointers_means_both_buffers() -> None:
         assert (write.must, write.boxes, write.precision) == (False, ROW, "bounded")
 
 
-def test_a_pointer_taken_apart_and_rejoined_keeps_its_buffer() -> None:
-    parsed = kernel("mov.b64 {%r2, %r3}, %rd5; mov.b64 %rd6, {%r2, %r3}; st.global.u32 [%rd6], %r1; ret;")
+SPLIT = "mov.b64 {%r2, %r3}, %rd5;"
+TAG = "or.b64 %rd6, %rd5, 2;"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        f"{SPLIT} mov.b64 %rd6, {{%r2, %r3}};",
+        f"{SPLIT} cvt.u64.u32 %rd7, %r2; cvt.u64.u32 %rd8, %r3; shl.b64 %rd9, %rd8, 32; or.b64 %rd6, %rd7, %rd9;",
+        f"{SPLIT} cvt.u64.u32 %rd7, %r2; cvt.u64.u32 %rd8, %r3; bfi.b64 %rd6, %rd8, %rd7, 32, 32;",
+        f"{SPLIT} prmt.b32 %r4, %r2, %r3, 0x6543; prmt.b32 %r5, %r4, %r2, 0x2104; prmt.b32 %r7, %r3, %r4, 0x3654;"
+        " prmt.b32 %r6, %r2, %r5, 0x3214; prmt.b32 %r6, %r2, %r2, 0x3210; mov.b64 %rd6, {%r6, %r3};",
+        f"{SPLIT} mov.b32 {{%rs1, %rs2}}, %r2; mov.b32 %r4, {{%rs1, %rs2}}; mov.b64 %rd6, {{%r4, %r3}};",
+        f"{SPLIT} shf.l.wrap.b32 %r4, %r2, %r3, 8; shf.r.wrap.b32 %r5, %r4, %r2, 0; shl.b32 %r6, %r2, 8;"
+        " shf.r.wrap.b32 %r7, %r6, %r4, 8; shr.u32 %r5, %r3, 24; shl.b32 %r5, %r5, 24;"
+        " bfe.u32 %r8, %r3, 0, 24; or.b32 %r5, %r5, %r8; mov.b64 %rd6, {%r7, %r5};",
+        "cvt.u32.u64 %r2, %rd5; shr.u64 %rd7, %rd5, 32; cvt.u32.u64 %r3, %rd7; mov.b64 %rd6, {%r2, %r3};",
+        f"{TAG} and.b64 %rd6, %rd6, -4;",
+        f"{TAG} xor.b64 %rd6, %rd6, 2;",
+        f"{TAG} and.b64 %rd7, %rd6, 3; sub.s64 %rd6, %rd6, %rd7;",
+        f"{TAG} shr.u64 %rd6, %rd6, 2; shl.b64 %rd6, %rd6, 2;",
+        "and.b64 %rd7, %rd5, 0xffffffff; and.b64 %rd8, %rd5, 0xffffffff00000000; add.s64 %rd6, %rd7, 0;"
+        " or.b64 %rd6, %rd7, %rd8;",
+        "mov.b128 %rq1, {%rd4, %rd5}; mov.b128 {%rd7, %rd6}, %rq1;",
+        f"{SPLIT} shfl.sync.bfly.b32 %r2, %r2, 3, 31, -1; shfl.sync.bfly.b32 %r3, %r3, 3, 31, -1;"
+        " mov.b64 %rd6, {%r2, %r3};",
+    ],
+)
+def test_a_pointer_taken_apart_and_rejoined_is_whole(code: str) -> None:
+    parsed = kernel(f".reg .b16 %rs<4>; .reg .b128 %rq<4>; {code} st.global.u32 [%rd6], %r1; ret;")
     result = analyse(parsed)
+    assert not only(result, 0, "write") and not result.fallbacks
     (write,) = only(result, 1, "write")
-    assert (write.boxes, write.precision) == (None, "bounded")
+    assert (write.must, write.boxes, write.precision) == (True, ROW, "exact")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        f"{SPLIT} add.cc.u32 %r2, %r2, 64; addc.u32 %r3, %r3, 0; mov.b64 %rd6, {{%r2, %r3}};",
+        f"{SPLIT} {LOAD} xor.b32 %r3, %r3, %r2; mov.b64 %rd6, {{%r2, %r3}};",
+        "and.b64 %rd6, %rd5, -4096;",
+    ],
+)
+def test_a_pointer_that_is_computed_with_keeps_its_buffer(code: str) -> None:
+    result = analyse(kernel(f"{code} st.global.u32 [%rd6], %r1; ret;"))
+    (write,) = only(result, 1, "write")
+    assert (write.must, write.boxes, write.precision) == (False, None, "bounded")
     assert not only(result, 0, "write")
 
 
