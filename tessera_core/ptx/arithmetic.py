@@ -319,7 +319,7 @@ def divide(shape: Shape, parts: tuple[str, ...], sources: tuple[Value, ...]) -> 
     x, y = (operand(shape, value, parts[-1]) for value in sources[:2])
     remainder = parts[0] == "rem"
     numbers = numbers_of(x, y)
-    if numbers is None or (numbers[1].low <= 0 <= numbers[1].high):
+    if numbers is None or _may_vanish(shape, numbers[1]):
         return _quotient_bounds(x, y, remainder, width)
     x, y = numbers
     if y.low == y.high and y.low > 0 and x.low >= 0 and x.block.size > 1 and x.thread.size > 1:
@@ -331,6 +331,12 @@ def divide(shape: Shape, parts: tuple[str, ...], sources: tuple[Value, ...]) -> 
     return refit(
         shape, elementwise(shape, _truncated_remainder if remainder else _truncated, (x, y), width), width
     )
+
+
+def _may_vanish(shape: Shape, value: Known) -> bool:
+    if not value.low <= 0 <= value.high:
+        return False
+    return not shape.dense_allowed() or not (value.block + value.thread).all()
 
 
 def _quotient_bounds(x: Value, y: Value, remainder: bool, width: int) -> Value:

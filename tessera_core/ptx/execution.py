@@ -8,8 +8,9 @@ import numpy as np
 
 from tessera_core.ptx.arithmetic import carry
 from tessera_core.ptx.fields import fields_of, join_fields, select_bits
+from tessera_core.ptx.flatten import HEAP_POINTER
 from tessera_core.ptx.flow import CARRY, Step
-from tessera_core.ptx.kernel import Kernel
+from tessera_core.ptx.kernel import HEAP, Kernel
 from tessera_core.ptx.memory import Memory
 from tessera_core.ptx.parameters import LaunchShape
 from tessera_core.ptx.predicates import choose, invert, same_mask
@@ -54,7 +55,7 @@ class Threads:
         self.version = 0
         self.widen = False
         self.warps = Warps(self.shape)
-        self.memory = Memory(kernel, launch, self.shape, self._value)
+        self.memory = Memory(kernel, launch, self.shape, self._value, self._merged)
 
     def predicate(self, name: str) -> Predicate:
         """The value of a guard."""
@@ -66,6 +67,8 @@ class Threads:
         the whole block is at this step, whether its guard lets all threads execute it or not."""
         if step.effects.reaches_all:
             self._set(self.memory.everything(step), can, must)
+        elif step.parts == ("call", "printing"):
+            self.memory.printed(step)
         elif step.effects.touches:
             self.memory.access(step, can, must, together)
             self._set(self.memory.loaded(step, can, together), can, must)
@@ -129,7 +132,10 @@ class Threads:
                 self._write(element.text, select_bits(self.shape, value, index * piece, piece), can, must)
 
     def _write(self, name: str, value: Value, can: Bool, must: Bool) -> None:
-        old = self.registers.get(name)
+        self.registers[name] = self._merged(self.registers.get(name), value, can, must)
+
+    def _merged(self, old: Value | None, value: Value, can: Bool, must: Bool) -> Value:
+        """What a place holds after these threads have written to it."""
         if old is None or (can.all() and must.all()):
             new = value
         elif same_mask(can, must):
@@ -138,7 +144,7 @@ class Threads:
             new = hull(old, value, self.widen)
         if new is not old:
             self.version += 1
-            self.registers[name] = new
+        return new
 
     # --- operands -----------------------------------------------------------------------------------------------
 
@@ -194,6 +200,7 @@ def _special_registers(launch: LaunchShape, blocks: Int | None) -> dict[str, Val
         "ge": -(np.int64(1) << lanes),
     }.items():
         found[f"%lanemask_{name}"] = _index(ZERO, wrap(mask, 32))
+    found[HEAP_POINTER] = Unknown(frozenset({HEAP}), None, None)
     found["%dynamic_smem_size"] = constant(launch.shared_bytes)
     count = len(threads)
     blocks_in_all = launch.grid[0] * launch.grid[1] * launch.grid[2]

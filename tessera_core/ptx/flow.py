@@ -8,18 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tessera_core.ptx.effects import Effects, effects_of, extent_operand
+from tessera_core.ptx.flatten import PRINTING, Flat, Flattener, renamed
 from tessera_core.ptx.parser import type_bytes
 from tessera_core.ptx.syntax import (
     Address,
-    Block,
     Declaration,
-    Directive,
     Function,
     Group,
     Guard,
-    Immediate,
-    Instruction,
-    Label,
     Name,
     Negated,
     Operand,
@@ -29,6 +25,8 @@ from tessera_core.ptx.syntax import (
 
 # The carry between instructions, as a register of its own.
 CARRY = "%CC"
+
+_PRINTING = Effects()
 
 _ENDS = frozenset({"ret", "exit", "trap"})
 # Opcodes whose first operand is a source although it is not an address.
@@ -77,31 +75,27 @@ class Flow:
         return self.widths.get(name) or self.widths.get(name.rstrip("0123456789"), 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Flat:
-    instruction: Instruction
-    labels: Mapping[str, str]
-
-
-def build_flow(function: Function) -> Flow:
-    """Flatten ``function``, which must have a body."""
+def build_flow(function: Function, functions: Mapping[str, Function]) -> Flow:
+    """Flatten ``function``, which must have a body, with the device functions of its module that it calls."""
     assert function.body is not None
-    flat: list[_Flat] = []
-    positions: dict[str, int] = {}
-    tables: dict[str, tuple[str, ...]] = {}
-    local: list[Declaration] = []
-    _flatten(function.body, {}, flat, positions, tables, local)
-    steps = tuple(_step(item, positions, tables, len(flat)) for item in flat)
+    flattener = Flattener(functions)
+    flattener.add(function.body, {}, "", (function.name,), "")
+    steps = tuple(_step(item, flattener.positions, flattener.tables) for item in flattener.flat)
+    local = tuple(item for item in flattener.declared if item.space != "reg")
     joins, doomed = _joins(steps)
     follows_shared = _follows_shared(steps)
     return Flow(
         steps=steps,
-        runs=tuple(sorted(_relevant(steps, follows_shared))),
+        runs=tuple(
+            sorted(
+                _relevant(steps, follows_shared, bool({item.space for item in local} & {"local", "param"}))
+            )
+        ),
         joins=joins,
         doomed=doomed,
         follows_shared=follows_shared,
-        local=tuple(item for item in local if item.space != "reg"),
-        widths=_widths(local),
+        local=local,
+        widths=_widths(flattener.declared),
     )
 
 
@@ -132,80 +126,24 @@ def registers(operand: Operand) -> Iterator[str]:
         yield from registers(operand.operand)
 
 
-def _flatten(
-    block: Block,
-    outer: Mapping[str, str],
-    flat: list[_Flat],
-    positions: dict[str, int],
-    tables: dict[str, tuple[str, ...]],
-    local: list[Declaration],
-) -> None:
-    """Append the instructions of ``block``; names that a nested scope declares get a suffix of their own."""
-    names = dict(outer)
-    nested = bool(positions or flat)
-    prefixes: list[tuple[str, int]] = []
-    for item in block.items:
-        if isinstance(item, Declaration):
-            local.append(item)
-            if item.space != "reg":
-                continue
-            if nested and item.count is None:
-                names[item.name] = f"{item.name}@{block.at}"
-            elif nested and item.count is not None:
-                prefixes.append((item.name, item.count))
-        elif isinstance(item, Label):
-            names[item.name] = f"{item.name}@{block.at}"
-    for prefix, count in prefixes:
-        for index in range(min(count, 4096)):
-            names[f"{prefix}{index}"] = f"{prefix}{index}@{block.at}"
-    pending = ""
-    for item in block.items:
-        if isinstance(item, Label):
-            pending = names[item.name]
-            positions[pending] = len(flat)
-        elif isinstance(item, Directive):
-            if item.name == ".branchtargets" and pending:
-                listed = item.text.split(None, 1)[1] if " " in item.text or "\n" in item.text else ""
-                tables[pending] = tuple(names.get(part.strip(), part.strip()) for part in listed.split(","))
-        elif isinstance(item, Block):
-            _flatten(item, names, flat, positions, tables, local)
-        elif isinstance(item, Instruction):
-            flat.append(_Flat(item, names))
-
-
-def _renamed(operand: Operand, names: Mapping[str, str]) -> Operand:
-    if isinstance(operand, Name):
-        return Name(names[operand.text]) if operand.text in names else operand
-    if isinstance(operand, Immediate):
-        return operand
-    if isinstance(operand, Address):
-        base = _renamed(operand.base, names)
-        assert isinstance(base, (Name, Immediate))
-        return Address(base, operand.offset, tuple(_renamed(extra, names) for extra in operand.extra))
-    if isinstance(operand, Vector):
-        return Vector(tuple(_renamed(element, names) for element in operand.elements))
-    if isinstance(operand, Group):
-        return Group(tuple(_renamed(element, names) for element in operand.elements))
-    if isinstance(operand, Pair):
-        return Pair(_renamed(operand.first, names), _renamed(operand.second, names))
-    return Negated(_renamed(operand.operand, names), operand.sign)
-
-
-def _step(item: _Flat, positions: Mapping[str, int], tables: Mapping[str, tuple[str, ...]], end: int) -> Step:
-    instruction, names = item.instruction, item.labels
+def _step(item: Flat, positions: Mapping[str, int], tables: Mapping[str, tuple[str, ...]]) -> Step:
+    instruction, names = item.instruction, item.names
     parts = tuple(instruction.opcode.split("."))
-    operands = (
-        tuple(_renamed(operand, names) for operand in instruction.operands) if names else instruction.operands
-    )
+    operands = instruction.operands
     guard = instruction.guard
-    if guard is not None and guard.register in names:
-        guard = Guard(names[guard.register], guard.negated)
+    if names:
+        operands = tuple(renamed(operand, names) for operand in operands)
+        if guard is not None and guard.register in names:
+            guard = Guard(names[guard.register].text, guard.negated)
     targets: tuple[int, ...] = ()
-    effects = effects_of(instruction.opcode)
+    effects = _PRINTING if instruction.opcode == PRINTING else effects_of(instruction.opcode)
     if parts[0] == "bra" and operands and isinstance(operands[0], Name) and operands[0].text in positions:
         targets = (positions[operands[0].text],)
     elif parts[0] == "brx" and len(operands) == 2 and isinstance(operands[1], Name):
-        targets = tuple(positions[name] for name in tables.get(operands[1].text, ()) if name in positions)
+        listed = tables.get(operands[1].text, ())
+        targets = tuple(dict.fromkeys(positions[name] for name in listed if name in positions))
+        if not all(name in positions for name in listed):
+            targets = ()
     if parts[0] in ("bra", "brx") and not targets:
         # a branch to nowhere that we know of: anything may follow
         effects = Effects(reaches_all="a branch whose target is not known")
@@ -259,24 +197,46 @@ def _follows_shared(steps: tuple[Step, ...]) -> bool:
             return False
 
 
-def _relevant(steps: tuple[Step, ...], follows_shared: bool) -> set[int]:
-    """Backward slice from addresses, sizes, guards and branches, regardless of order (so loops need no care)."""
+def private(space: str) -> bool:
+    """Whether an access in this state space may be to the private memory of its thread."""
+    return space in ("local", "param", "generic")
+
+
+def _relevant(steps: tuple[Step, ...], follows_shared: bool, has_private: bool) -> set[int]:
+    """Backward slice from addresses, sizes, guards and branches, regardless of order (so loops need no care).
+
+    A wanted load from private memory wants every store there: what it brings back, and where it goes.
+    """
     wanted: set[str] = set()
     chosen: set[int] = set()
+    queue: list[str] = []
+    stores: list[int] = []
+    follows_private = False
 
     def want(names: Iterable[str]) -> None:
-        wanted.update(names)
+        for name in names:
+            if name not in wanted:
+                wanted.add(name)
+                queue.append(name)
 
     writers: dict[str, list[int]] = {}
     for index, step in enumerate(steps):
         for name in step.writes:
             writers.setdefault(name, []).append(index)
+        if step.parts[0] == "st" and any(private(touch.space) for touch in step.effects.touches):
+            stores.append(index)
         touches = [
             touch
             for touch in step.effects.touches
             if visible(touch.space) or (follows_shared and touch.space == "shared")
         ]
-        if not (touches or step.effects.reaches_all or step.targets or step.ends):
+        if not (
+            touches
+            or step.effects.reaches_all
+            or step.targets
+            or step.ends
+            or step.parts[1:] == ("printing",)
+        ):
             continue
         chosen.add(index)
         if step.guard is not None:
@@ -290,23 +250,26 @@ def _relevant(steps: tuple[Step, ...], follows_shared: bool) -> set[int]:
                     want(registers(stored))
         if step.parts[0] == "brx":
             want(registers(step.operands[0]))
-    queue = list(wanted)
     while queue:
         for index in writers.get(queue.pop(), ()):
+            step = steps[index]
+            if step.effects.touches and any(private(touch.space) for touch in step.effects.touches):
+                want(name for operand in step.operands[1:] for name in registers(operand))
+                if has_private and not follows_private:
+                    follows_private = True
+                    for place in stores:
+                        chosen.add(place)
+                        store = steps[place]
+                        want(name for operand in store.operands for name in registers(operand))
+                        if store.guard is not None:
+                            want((store.guard.register,))
             if index in chosen:
                 continue
             chosen.add(index)
-            step = steps[index]
-            names = (
-                set()
-                if step.effects.touches
-                else {n for operand in step.operands[1:] for n in registers(operand)}
-            )
+            if not step.effects.touches:
+                want(name for operand in step.operands[1:] for name in registers(operand))
             if step.guard is not None:
-                names.add(step.guard.register)
-            new = names - wanted
-            wanted |= new
-            queue.extend(new)
+                want((step.guard.register,))
     return chosen
 
 

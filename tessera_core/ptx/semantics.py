@@ -12,11 +12,15 @@ from collections.abc import Callable, Mapping
 from tessera_core.ptx import arithmetic, bits, words
 from tessera_core.ptx.predicates import choose, compare
 from tessera_core.ptx.values import (
+    ALWAYS,
     EITHER,
+    NEVER,
+    Known,
     Predicate,
     Shape,
     Value,
     constant,
+    is_constant,
     mixed,
     unknown,
     width_of,
@@ -31,8 +35,17 @@ def evaluate(shape: Shape, parts: tuple[str, ...], sources: tuple[Value, ...]) -
     return mixed(sources) if transfer is None else transfer(shape, parts, sources)
 
 
+def _constant_predicate(value: Value) -> Predicate:
+    if not isinstance(value, Known) or not is_constant(value):
+        return EITHER
+    return Predicate(ALWAYS, NEVER) if value.low else Predicate(NEVER, ALWAYS)
+
+
 def _move(shape: Shape, parts: tuple[str, ...], sources: tuple[Value, ...]) -> Value:
-    return sources[0]
+    value = sources[0]
+    if parts[-1] == "pred" and not isinstance(value, Predicate):
+        return _constant_predicate(value)
+    return value
 
 
 def _select(shape: Shape, parts: tuple[str, ...], sources: tuple[Value, ...]) -> Value:

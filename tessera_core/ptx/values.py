@@ -251,7 +251,8 @@ def hull(old: Value, new: Value, widen: bool) -> Value:
     if isinstance(old, Predicate) or isinstance(new, Predicate):
         if isinstance(old, Predicate) and isinstance(new, Predicate):
             return EITHER if widen else Predicate(*_either(old, new))
-        return unknown()
+        bases = bases_of(old) | bases_of(new)
+        return EITHER if bases == NUMBER else Unknown(bases, None, None)
     if old is new or (isinstance(old, Known) and isinstance(new, Known) and _equal(old, new)):
         return old
     bases = bases_of(old) | bases_of(new)

@@ -163,7 +163,9 @@ class Warps:
         if isinstance(value, Predicate) or not width_of(parts[-1]) or not operation:
             return unknown(32)
         everyone = is_constant(sources[1]) and _low(sources[1]) & 0xFFFFFFFF == 0xFFFFFFFF
-        whole = everyone and self._whole(can) and not self.shape.threads % LANES and self.shape.dense_allowed()
+        whole = (
+            everyone and self._whole(can) and not self.shape.threads % LANES and self.shape.dense_allowed()
+        )
         if isinstance(value, Known) and value.base == NO_BASE and whole:
             laid_out = value.block + value.thread
             laid_out = np.broadcast_to(laid_out, (laid_out.shape[0], self.shape.threads))

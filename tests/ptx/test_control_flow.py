@@ -224,7 +224,8 @@ def test_a_jump_table_may_go_anywhere_in_it() -> None:
             "not a param",
         ),
         (
-            "st.local.u64 [t], %rd5; ld.local.u64 %rd6, [t]; st.global.u32 [%rd6], %r1; ret;",
+            "ld.global.u64 %rd8, [%rd1]; st.local.u64 [t], %rd5; st.u32 [%rd8], %r1; ld.local.u64 %rd6, [t];"
+            " st.global.u32 [%rd6], %r1; ret;",
             "not a parameter",
         ),
         ("call.uni f, (%rd5); ret;", "called function"),
