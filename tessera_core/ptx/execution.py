@@ -9,7 +9,7 @@ import numpy as np
 from tessera_core.ptx.arithmetic import carry
 from tessera_core.ptx.fields import fields_of, join_fields, select_bits
 from tessera_core.ptx.flatten import HEAP_POINTER
-from tessera_core.ptx.flow import CARRY, Step
+from tessera_core.ptx.flow import BARRIERS, CARRY, Step
 from tessera_core.ptx.kernel import HEAP, Kernel
 from tessera_core.ptx.memory import Memory
 from tessera_core.ptx.parameters import LaunchShape
@@ -69,6 +69,9 @@ class Threads:
             self._set(self.memory.everything(step), can, must)
         elif step.parts == ("call", "printing"):
             self.memory.printed(step)
+        elif step.parts[0] in BARRIERS:
+            if not together:
+                self.memory.shared.lose()
         elif step.effects.touches:
             self.memory.access(step, can, must, together)
             self._set(self.memory.loaded(step, can, together), can, must)

@@ -26,7 +26,13 @@ from tessera_core.ptx.syntax import (
 # The carry between instructions, as a register of its own.
 CARRY = "%CC"
 
+# A call that reads the strings among its arguments, told by being this very object.
 _PRINTING = Effects()
+
+BARRIERS = frozenset({"bar", "barrier"})
+
+# Modifiers and opcodes by which threads of a block may order themselves without a barrier of the whole block.
+_OWN_ORDER = frozenset({"volatile", "acquire", "release", "acq_rel", "relaxed", "mmio", "arrive", "mbarrier"})
 
 _ENDS = frozenset({"ret", "exit", "trap"})
 # Opcodes whose first operand is a source although it is not an address.
@@ -66,6 +72,7 @@ class Flow:
     joins: Mapping[int, int]
     doomed: frozenset[int]
     follows_shared: bool
+    ordered: bool
     local: tuple[Declaration, ...]
     widths: Mapping[str, int]
 
@@ -83,17 +90,17 @@ def build_flow(function: Function, functions: Mapping[str, Function]) -> Flow:
     steps = tuple(_step(item, flattener.positions, flattener.tables) for item in flattener.flat)
     local = tuple(item for item in flattener.declared if item.space != "reg")
     joins, doomed = _joins(steps)
-    follows_shared = _follows_shared(steps)
+    follows_shared = _only_plain_stores(steps)
+    runs, follows_shared = _relevant(
+        steps, follows_shared, bool({item.space for item in local} & {"local", "param"})
+    )
     return Flow(
         steps=steps,
-        runs=tuple(
-            sorted(
-                _relevant(steps, follows_shared, bool({item.space for item in local} & {"local", "param"}))
-            )
-        ),
+        runs=tuple(sorted(runs)),
         joins=joins,
         doomed=doomed,
         follows_shared=follows_shared,
+        ordered=_ordered(steps),
         local=local,
         widths=_widths(flattener.declared),
     )
@@ -171,30 +178,23 @@ def visible(space: str) -> bool:
     return space in ("global", "generic")
 
 
-def _follows_shared(steps: tuple[Step, ...]) -> bool:
-    """Whether a 64-bit parameter may reach shared memory, and nothing but `st.shared` writes there."""
-    for step in steps:
-        if step.effects.reaches_all:
-            return False
-        for touch in step.effects.touches:
-            if touch.writes and touch.space != "global" and (touch.space, step.parts[0]) != ("shared", "st"):
-                return False
-    carriers: set[str] = set()
-    while True:
-        before = len(carriers)
-        for step in steps:
-            sources = {name for operand in step.operands[1:] for name in registers(operand)}
-            touches = step.effects.touches
-            if not touches:
-                carries = bool(sources & carriers)
-            else:
-                carries = touches[0].space == "param" and type_bytes(step.parts[-1]) == 8
-                if touches[0].writes and touches[0].space == "shared" and sources & carriers:
-                    return True
-            if carries:
-                carriers.update(step.writes)
-        if len(carriers) == before:
-            return False
+def _only_plain_stores(steps: tuple[Step, ...]) -> bool:
+    """Whether nothing but `st.shared` writes to shared memory."""
+    return not any(
+        step.effects.reaches_all
+        or any(
+            touch.writes
+            and touch.space not in ("global", "local", "param")
+            and (touch.space, step.parts[0]) != ("shared", "st")
+            for touch in step.effects.touches
+        )
+        for step in steps
+    )
+
+
+def _ordered(steps: tuple[Step, ...]) -> bool:
+    """Whether barriers of the whole block are all that orders accesses of different threads to shared memory."""
+    return not any(_OWN_ORDER & set(step.parts) for step in steps)
 
 
 def private(space: str) -> bool:
@@ -202,75 +202,68 @@ def private(space: str) -> bool:
     return space in ("local", "param", "generic")
 
 
-def _relevant(steps: tuple[Step, ...], follows_shared: bool, has_private: bool) -> set[int]:
-    """Backward slice from addresses, sizes, guards and branches, regardless of order (so loops need no care).
+def _relevant(steps: tuple[Step, ...], may_follow_shared: bool, has_private: bool) -> tuple[set[int], bool]:
+    """Backward slice from addresses, sizes, guards and branches, regardless of order (so loops need no care), and
+    whether it goes through shared memory.
 
-    A wanted load from private memory wants every store there: what it brings back, and where it goes.
+    A wanted load from private or shared memory wants every store there: what it brings back, and where it goes.
     """
     wanted: set[str] = set()
     chosen: set[int] = set()
     queue: list[str] = []
-    stores: list[int] = []
-    follows_private = False
-
-    def want(names: Iterable[str]) -> None:
-        for name in names:
-            if name not in wanted:
-                wanted.add(name)
-                queue.append(name)
-
+    followed: set[str] = set()
     writers: dict[str, list[int]] = {}
+    stores: dict[str, list[int]] = {"private": [], "shared": []}
+
+    def want(operands: Iterable[Operand]) -> None:
+        for operand in operands:
+            for name in registers(operand):
+                if name not in wanted:
+                    wanted.add(name)
+                    queue.append(name)
+
+    def choose(index: int) -> None:
+        chosen.add(index)
+        guard = steps[index].guard
+        if guard is not None:
+            want((Name(guard.register),))
+
+    def follow(kind: str) -> None:
+        if kind not in followed:
+            followed.add(kind)
+            for place in stores[kind]:
+                choose(place)
+                want(steps[place].operands)
+
     for index, step in enumerate(steps):
         for name in step.writes:
             writers.setdefault(name, []).append(index)
-        if step.parts[0] == "st" and any(private(touch.space) for touch in step.effects.touches):
-            stores.append(index)
-        touches = [
-            touch
-            for touch in step.effects.touches
-            if visible(touch.space) or (follows_shared and touch.space == "shared")
-        ]
-        if not (
-            touches
-            or step.effects.reaches_all
-            or step.targets
-            or step.ends
-            or step.parts[1:] == ("printing",)
-        ):
-            continue
-        chosen.add(index)
-        if step.guard is not None:
-            want((step.guard.register,))
-        for touch in touches:
-            for operand in (touch.operand, touch.size_operand):
-                if operand is not None and operand < len(step.operands):
-                    want(registers(step.operands[operand]))
-            if touch.space == "shared" and touch.writes:
-                for stored in step.operands[1:]:
-                    want(registers(stored))
-        if step.parts[0] == "brx":
-            want(registers(step.operands[0]))
+        spaces = {touch.space for touch in step.effects.touches}
+        if step.parts[0] == "st" and any(private(space) for space in spaces):
+            stores["private"].append(index)
+        if (step.parts[0] == "st" and "shared" in spaces) or step.parts[0] in BARRIERS:
+            stores["shared"].append(index)
+        touches = [touch for touch in step.effects.touches if visible(touch.space)]
+        if touches or step.effects.reaches_all or step.targets or step.ends or step.effects is _PRINTING:
+            choose(index)
+            for touch in touches:
+                for operand in (touch.operand, touch.size_operand):
+                    if operand is not None and operand < len(step.operands):
+                        want((step.operands[operand],))
+            if step.parts[0] == "brx":
+                want(step.operands[:1])
     while queue:
         for index in writers.get(queue.pop(), ()):
             step = steps[index]
-            if step.effects.touches and any(private(touch.space) for touch in step.effects.touches):
-                want(name for operand in step.operands[1:] for name in registers(operand))
-                if has_private and not follows_private:
-                    follows_private = True
-                    for place in stores:
-                        chosen.add(place)
-                        store = steps[place]
-                        want(name for operand in store.operands for name in registers(operand))
-                        if store.guard is not None:
-                            want((store.guard.register,))
-            if index in chosen:
-                continue
-            chosen.add(index)
-            if not step.effects.touches:
-                want(name for operand in step.operands[1:] for name in registers(operand))
-            if step.guard is not None:
-                want((step.guard.register,))
-    return chosen
+            choose(index)
+            spaces = {touch.space for touch in step.effects.touches}
+            if not spaces or any(private(space) for space in spaces) or "shared" in spaces:
+                want(step.operands[1:])
+            if has_private and any(private(space) for space in spaces):
+                follow("private")
+            if may_follow_shared and "shared" in spaces and step.parts[0] == "ld":
+                follow("shared")
+    return chosen, "shared" in followed
 
 
 def _joins(steps: tuple[Step, ...]) -> tuple[dict[int, int], frozenset[int]]:

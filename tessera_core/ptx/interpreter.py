@@ -160,9 +160,10 @@ class Interpreter:
             return True
         self.rounds[position] = self.rounds.get(position, 0) + 1
         if self.rounds[position] > ROUNDS_BEFORE_WIDENING:
-            self.threads.widen = True
+            self.threads.widen = self.threads.memory.shared.widen = True
+        now = self.threads.version + self.threads.memory.shared.version
         version, threads = self.seen.get(position, (-1, NEVER))
-        if version == self.threads.version and not both(self.shape, can, invert(threads)).any():
+        if version == now and not both(self.shape, can, invert(threads)).any():
             return False
-        self.seen[position] = (self.threads.version, either(self.shape, threads, can))
+        self.seen[position] = (now, either(self.shape, threads, can))
         return True

@@ -9,6 +9,7 @@ import numpy as np
 
 from tessera_core.program.boxes import Box
 from tessera_core.ptx.effects import Touch
+from tessera_core.ptx.fields import fields_of, join_fields, select_bits, zeros
 from tessera_core.ptx.flow import Step, private, visible
 from tessera_core.ptx.footprint import Footprint, Mode
 from tessera_core.ptx.kernel import FIRST_VARIABLE, HEAP, LOCAL, PARAMETERS, SHARED, Kernel, carried_bases
@@ -60,7 +61,7 @@ class Memory:
         self.shape = shape
         self.value = value
         self.footprint = Footprint()
-        self.shared = SharedMemory()
+        self.shared = SharedMemory(shape, kernel.flow.ordered)
         self.local = LocalMemory(shape, merge)
         self.carried = carried_bases(kernel, self.parameters)
 
@@ -104,7 +105,8 @@ class Memory:
             return
         bases: frozenset[int] | None = NUMBER
         if touch.space == "shared" and step.parts[0] == "ld" and self.kernel.flow.follows_shared:
-            bases = self.shared.load(self.value(address, 64), touch.bytes or 0, can, together)
+            yield from self._load_shared(step, can, together)
+            return
         elif any(touch.space in ("shared", "local", "generic") for touch in step.effects.touches):
             if step.parts[0] == "ld" and private(touch.space):
                 place = self.value(address, 64)
@@ -145,12 +147,10 @@ class Memory:
             if not isinstance(element, Name):
                 continue
             value = self.local.load(add(self.shape, place, constant(index * size), 64), size, can)
-            if value is None:
-                yield element.text, unknowns[element.text]
-            elif width_of(kind) or size == 8:
-                yield element.text, self._extended(value, kind, element.text)
-            else:
-                yield element.text, value
+            yield (
+                element.text,
+                unknowns[element.text] if value is None else self._held_as(value, kind, element.text),
+            )
 
     def _store_private(self, step: Step, touch: Touch, can: Bool, must: Bool) -> None:
         """Follow a store to the thread's own memory, or to where that may be."""
@@ -168,12 +168,27 @@ class Memory:
             place = add(self.shape, address, constant(index * size), 64)
             self.local.store(place, self.value(element, size * 8), size, can, must)
 
+    def _load_shared(self, step: Step, can: Bool, together: bool) -> Iterator[tuple[str, Value]]:
+        kind, target, place = step.parts[-1], step.operands[0], self.value(step.operands[1], 64)
+        size = type_bytes(kind)
+        unknowns = dict(self._held(step, self.carried))
+        for index, element in enumerate(target.elements if isinstance(target, Vector) else (target,)):
+            if isinstance(element, Name):
+                where = add(self.shape, place, constant(index * size), 64)
+                value = self.shared.load(where, size, can, together)
+                yield (
+                    element.text,
+                    unknowns[element.text] if value is None else self._held_as(value, kind, element.text),
+                )
+
     def _store_shared(self, step: Step, can: Bool, must: Bool, together: bool) -> None:
         stored = step.operands[1] if len(step.operands) > 1 else step.operands[0]
         elements = stored.elements if isinstance(stored, Vector) else (stored,)
         size = type_bytes(step.parts[-1])
-        bases = [bases_of(self.value(element, size * 8)) for element in elements]
-        self.shared.store(self.value(step.operands[0], 64), bases, size, can, must, together)
+        values = [self.value(element, size * 8) for element in elements]
+        if size < 8:
+            values = [select_bits(self.shape, value, 0, size * 8) for value in values]
+        self.shared.store(self.value(step.operands[0], 64), values, size, can, must, together)
 
     def _parameter(self, place: Value, extra: int, size: int) -> Value:
         """Fold a load from the parameter block."""
@@ -195,6 +210,15 @@ class Memory:
                 )
             return Unknown(frozenset().union(*(bases_of(value) for value in choices.values())), None, None)
         return Unknown(everything or NUMBER, None, None)
+
+    def _held_as(self, value: Value, type_name: str, register: str) -> Value:
+        """Contents of memory, as a load of this type puts them into a register."""
+        bits = type_bytes(type_name) * 8
+        if bases_of(value) != NUMBER:
+            wider = self.kernel.flow.width(register) > bits and type_name[0] != "s"
+            fields = fields_of(value, bits) if wider else None
+            return join_fields(self.shape, (*fields, *zeros(64 - bits)), 64) if fields else value
+        return self._extended(value, type_name if width_of(type_name) else f"b{bits}", register)
 
     def _extended(self, value: Value, type_name: str, register: str) -> Value:
         """A loaded number in a register that may be wider: zero-extended unless its type is signed."""

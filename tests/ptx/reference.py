@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,10 @@ def clamped(value: int, low: int, high: int) -> int:
 
 def field(x: int, start: int, count: int, width: int, sign: bool) -> int:
     start, count = start & 255, count & 255
-    bits = [x >> i & 1 if i < width else (x >> (width - 1) & 1 if sign else 0) for i in range(start, start + count)]
+    bits = [
+        x >> i & 1 if i < width else (x >> (width - 1) & 1 if sign else 0)
+        for i in range(start, start + count)
+    ]
     if sign:
         last = min(start + count - 1, width - 1)
         bits = [x >> min(i, width - 1) & 1 for i in range(start, start + count)]
@@ -65,7 +69,9 @@ MODES = {
 
 
 def permuted(x: int, y: int, select: int, mode: str = "") -> int:
-    chosen = [int(c) for c in MODES[mode][select & 3][::-1]] if mode else [select >> 4 * i & 15 for i in range(4)]
+    chosen = (
+        [int(c) for c in MODES[mode][select & 3][::-1]] if mode else [select >> 4 * i & 15 for i in range(4)]
+    )
     result = 0
     for i, nibble in enumerate(chosen):
         byte = (y << 32 | x) >> 8 * (nibble & 7) & 255
@@ -125,7 +131,7 @@ def _table() -> dict[str, Instruction]:
         table[opcode] = Instruction(sources, width, compute)
 
     for w in (16, 32, 64):
-        s: Callable[[int], int] = lambda x, w=w: signed(x, w)  # type: ignore[misc]
+        s = partial(signed, width=w)
         for kind in ("s", "u"):
             t = f"{kind}{w}"
             r: Callable[[int], int] = s if kind == "s" else lambda x: x
@@ -153,7 +159,12 @@ def _table() -> dict[str, Instruction]:
                 row(f"cvt.{t}.s{v}", (max(v, 16),), w, lambda x, v=v: signed(x, v))
                 row(f"cvt.{t}.u{v}", (max(v, 16),), w, lambda x, v=v: x & (1 << v) - 1)
                 low, high = (-(1 << (w - 1)), (1 << (w - 1)) - 1) if kind == "s" else (0, (1 << w) - 1)
-                row(f"cvt.sat.{t}.s{v}", (max(v, 16),), w, lambda x, v=v, a=low, b=high: clamped(signed(x, v), a, b))
+                row(
+                    f"cvt.sat.{t}.s{v}",
+                    (max(v, 16),),
+                    w,
+                    lambda x, v=v, a=low, b=high: clamped(signed(x, v), a, b),
+                )
                 row(
                     f"cvt.sat.{t}.u{v}",
                     (max(v, 16),),
@@ -178,8 +189,18 @@ def _table() -> dict[str, Instruction]:
             row(f"bfe.{kind}{w}", (w, 32, 32), w, lambda x, a, b, w=w, g=sign: field(x, a, b, w, g))
             row(f"bfind.{kind}{w}", (w,), 32, lambda x, w=w, g=sign: highest(x, w, g, False))
             row(f"bfind.shiftamt.{kind}{w}", (w,), 32, lambda x, w=w, g=sign: highest(x, w, g, True))
-    row("add.sat.s32", (32, 32), 32, lambda x, y: clamped(signed(x, 32) + signed(y, 32), -(1 << 31), (1 << 31) - 1))
-    row("sub.sat.s32", (32, 32), 32, lambda x, y: clamped(signed(x, 32) - signed(y, 32), -(1 << 31), (1 << 31) - 1))
+    row(
+        "add.sat.s32",
+        (32, 32),
+        32,
+        lambda x, y: clamped(signed(x, 32) + signed(y, 32), -(1 << 31), (1 << 31) - 1),
+    )
+    row(
+        "sub.sat.s32",
+        (32, 32),
+        32,
+        lambda x, y: clamped(signed(x, 32) - signed(y, 32), -(1 << 31), (1 << 31) - 1),
+    )
     row("mul24.lo.u32", (32, 32), 32, lambda x, y: (x & 0xFFFFFF) * (y & 0xFFFFFF))
     row("mul24.hi.s32", (32, 32), 32, lambda x, y: signed(x, 24) * signed(y, 24) >> 16)
     row("mad24.lo.s32", (32, 32, 32), 32, lambda x, y, z: signed(x, 24) * signed(y, 24) + z)

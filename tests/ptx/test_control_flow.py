@@ -173,16 +173,46 @@ def test_a_pointer_that_is_computed_with_keeps_its_buffer(code: str) -> None:
     assert not only(result, 0, "write")
 
 
-def test_a_pointer_in_shared_memory_keeps_its_buffer_until_it_is_overwritten() -> None:
-    exchange = "shl.b32 %r2, %r1, 3; add.s32 %r3, %r2, s; xor.b32 %r4, %r2, 8; add.s32 %r5, %r4, s;"
-    through = "st.shared.b64 [%r3], %rd5; bar.sync 0; ld.shared.b64 %rd6, [%r5]; bar.sync 0; st.shared.b32 [%r3], %r1;"
-    before = ".extern .shared .align 16 .b8 s[];"
-    result = analyse(kernel(f"mov.b32 %r6, s; {exchange} {through} st.global.u32 [%rd6], %r1; ret;", before))
-    assert not result.fallbacks
+SHARED = ".extern .shared .align 16 .b8 s[];"
+EXCHANGE = (
+    "mov.b32 %r6, s; shl.b32 %r2, %r1, 3; add.s32 %r3, %r2, s; xor.b32 %r4, %r2, 8; add.s32 %r5, %r4, s;"
+)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        f"{EXCHANGE} st.shared.b64 [%r3], %rd5; bar.sync 0; ld.shared.b64 %rd6, [%r5];",
+        f"{EXCHANGE} {SPLIT} st.shared.v2.b32 [%r6], {{%r2, %r3}}; bar.sync 0; ld.shared.b64 %rd7, [%r6];"
+        " mov.b64 %rd6, %rd5;",
+        "setp.eq.s32 %p1, %r1, 0; @%p1 bra $ONE; bra.uni $ALL; $ONE: st.shared.b64 [s], %rd2;"
+        " $ALL: bar.sync 0; ld.shared.b64 %rd7, [s]; add.s64 %rd6, %rd7, %rd3;",
+        "setp.eq.s32 %p1, %r1, 5; @%p1 st.shared.b32 [s+4], %r1; bar.sync 0; ld.shared.b32 %r2, [s+4];"
+        " sub.s32 %r2, %r2, 5; mul.wide.s32 %rd7, %r2, 4; add.s64 %rd6, %rd5, %rd7;",
+        "cvt.u16.u32 %rs1, %r1; mul.wide.u32 %rd7, %r1, 2; mov.b64 %rd8, s; add.s64 %rd8, %rd8, %rd7;"
+        " st.shared.u16 [%rd8], %rs1; bar.sync 0; ld.shared.u16 %r2, [%rd8]; mul.wide.u32 %rd7, %r2, 4;"
+        " add.s64 %rd6, %rd2, %rd7;",
+    ],
+)
+def test_what_threads_hand_to_each_other_through_shared_memory_is_known(code: str) -> None:
+    result = analyse(kernel(f".reg .b16 %rs<4>; {code} st.global.u32 [%rd6], %r1; ret;", SHARED))
+    assert not result.fallbacks and not only(result, 0, "write")
     (write,) = only(result, 1, "write")
-    assert (write.must, write.boxes, write.precision) == (False, None, "bounded")
-    again = f"{exchange} {through} ld.shared.b64 %rd7, [%r5]; st.global.u32 [%rd7], %r1; ret;"
-    assert analyse(kernel(again, before)).fallbacks
+    assert (write.must, write.boxes, write.precision) == (True, ROW, "exact")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        f"{EXCHANGE} st.shared.b64 [%r3], %rd5; bar.sync 0; st.shared.b32 [%r3], %r1; ld.shared.b64 %rd6, [%r5];",
+        f"{EXCHANGE} {LOAD} @%p1 bra $A; st.shared.b64 [s], %rd5; bar.sync 0; $A: ld.shared.b64 %rd6, [s];",
+        f"{EXCHANGE} {LOAD} @%p1 bra $A; st.volatile.shared.b64 [s], %rd5; $A: ld.shared.b64 %rd6, [s];",
+        f"{EXCHANGE} st.shared.b64 [%r3], %rd5; atom.shared.add.u32 %r2, [%r3], 8; ld.shared.b64 %rd6, [%r3];",
+    ],
+)
+def test_what_may_have_been_overwritten_in_shared_memory_is_not(code: str) -> None:
+    result = analyse(kernel(f"{code} st.global.u32 [%rd6], %r1; ret;", SHARED))
+    assert not any(access.must for access in only(result, 1, "write"))
 
 
 @pytest.mark.parametrize("build", ["sm_80", "sm_90", "sm_100"])

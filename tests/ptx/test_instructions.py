@@ -27,7 +27,30 @@ BLOCKS, THREADS = 3, 8
 SHAPE = Shape(BLOCKS, THREADS, False)
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 
-CORNERS = [0, 1, 2, 3, 4, 5, 8, 15, 16, 31, 32, 33, 63, 64, 127, 128, 255, 256, 4095, 65535, 1 << 31, (1 << 32) - 1]
+CORNERS = [
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+    8,
+    15,
+    16,
+    31,
+    32,
+    33,
+    63,
+    64,
+    127,
+    128,
+    255,
+    256,
+    4095,
+    65535,
+    1 << 31,
+    (1 << 32) - 1,
+]
 CORNERS += [0x5410, 0x7632, 0x3210, 0xBA98, 1 << 63, (1 << 64) - 1, (1 << 63) - 1, 0x123456789ABCDEF0, 20, 24]
 
 
@@ -45,7 +68,10 @@ def known_numbers(draw: st.DrawFn, width: int) -> Known:
     columns = 1 if form == "block" else THREADS
     if form == "sum":
         half = 1 << max(1, width - 3)
-        block = [draw(st.integers(0, 5)) * draw(st.sampled_from([1, 3, 8, 16, 1 << width // 2])) for _ in range(BLOCKS)]
+        block = [
+            draw(st.integers(0, 5)) * draw(st.sampled_from([1, 3, 8, 16, 1 << width // 2]))
+            for _ in range(BLOCKS)
+        ]
         thread = [draw(st.integers(-2, 40)) for _ in range(THREADS)]
         parts = np.array(block, dtype=np.int64)[:, None] % half, np.array(thread, dtype=np.int64)[None, :]
         return known(*parts)
@@ -94,7 +120,9 @@ def expected(opcode: str, sources: list[Value]) -> np.ndarray:
 
 def is_exact(opcode: str, sources: list[Value], result: Value) -> bool:
     if isinstance(result, Predicate):
-        return not (result.true & result.false).any() and bool((laid_out(result) == expected(opcode, sources)).all())
+        return not (result.true & result.false).any() and bool(
+            (laid_out(result) == expected(opcode, sources)).all()
+        )
     return isinstance(result, Known) and bool((laid_out(result) == expected(opcode, sources)).all())
 
 
@@ -105,7 +133,9 @@ def admits(value: Value, results: np.ndarray) -> bool:
         return bool(np.where(results != 0, true, false).all())
     if isinstance(value, Known):
         return bool((laid_out(value) == results).all())
-    return (value.low is None or value.low <= results.min()) and (value.high is None or value.high >= results.max())
+    return (value.low is None or value.low <= results.min()) and (
+        value.high is None or value.high >= results.max()
+    )
 
 
 # Unsigned 64-bit operands beyond the sign bit are bounded only, and so is what is computed from them.
@@ -141,7 +171,9 @@ def test_bounded_numbers_give_bounds_that_hold(opcode: str, data: st.DataObject)
         if width > 8 and isinstance(value, Known) and data.draw(st.booleans()):
             slack = data.draw(st.integers(0, 9))
             limit = 1 << (width - 1)
-            blurred.append(Unknown(NUMBER, max(-limit, value.low - slack), min(limit - 1, value.high + slack)))
+            blurred.append(
+                Unknown(NUMBER, max(-limit, value.low - slack), min(limit - 1, value.high + slack))
+            )
         else:
             blurred.append(value)
     result = semantics.evaluate(SHAPE, tuple(opcode.split(".")), tuple(blurred))
