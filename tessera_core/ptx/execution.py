@@ -17,6 +17,7 @@ from tessera_core.ptx.predicates import choose, invert, same_mask
 from tessera_core.ptx.semantics import evaluate
 from tessera_core.ptx.syntax import Address, Immediate, Name, Negated, Operand, Pair, Vector
 from tessera_core.ptx.values import (
+    ALWAYS,
     EITHER,
     NUMBER,
     ZERO,
@@ -139,7 +140,7 @@ class Threads:
 
     def _merged(self, old: Value | None, value: Value, can: Bool, must: Bool) -> Value:
         """What a place holds after these threads have written to it."""
-        if old is None or (can.all() and must.all()):
+        if old is None or (can is ALWAYS and must is ALWAYS) or (can.all() and must.all()):
             new = value
         elif same_mask(can, must):
             new = choose(self.shape, Predicate(can, invert(can)), value, old)

@@ -58,14 +58,16 @@ class Flat:
 
 @dataclass(slots=True)
 class Flattener:
-    """Collects instructions. ``positions`` of labels in ``flat``; ``tables`` of labels by the name of their list;
-    ``declared`` holds registers, variables and parameters of all scopes under their unique names."""
+    """Collects instructions. ``positions`` of labels in ``flat``; ``tables`` of labels and ``callees``, lists of
+    functions, by the label of their list; ``declared`` holds registers, variables and parameters of all scopes under
+    their unique names."""
 
     functions: Mapping[str, Function]
     flat: list[Flat] = field(default_factory=list)
     positions: dict[str, int] = field(default_factory=dict)
     tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
     declared: list[Declaration] = field(default_factory=list)
+    callees: dict[str, tuple[str, ...]] = field(default_factory=dict)
     inlined: int = 0
 
     def add(self, block: Block, outer: Mapping[str, Name], site: str, stack: Sequence[str], end: str) -> None:
@@ -78,7 +80,7 @@ class Flattener:
                 names[item.name] = Name(item.name + scope)
             elif isinstance(item, Declaration):
                 self._declare(item, names, scope, nested)
-        lists = self._lists(block, names)
+        self._lists(block, names)
         for item in block.items:
             if isinstance(item, Label):
                 self.positions[names[item.name].text] = len(self.flat)
@@ -89,7 +91,7 @@ class Flattener:
                 if opcode == "ret" and end:
                     self._emit("bra", (Name(end),), item.at, names, item.guard)
                 elif opcode == "call":
-                    self._call(item, names, lists, site, stack)
+                    self._call(item, names, site, stack)
                 else:
                     self.flat.append(Flat(item, names))
 
@@ -107,9 +109,8 @@ class Flattener:
             self.declared.append(replace(item, name=item.name + scope))
             names[item.name] = Name(item.name + scope)
 
-    def _lists(self, block: Block, names: Mapping[str, Name]) -> dict[str, tuple[str, ...]]:
-        """Lists of branch and call targets under their labels; branches find theirs in ``tables``."""
-        found: dict[str, tuple[str, ...]] = {}
+    def _lists(self, block: Block, names: Mapping[str, Name]) -> None:
+        """Note the lists of branch and call targets under their labels."""
         label = ""
         for item in block.items:
             if isinstance(item, Label):
@@ -121,8 +122,7 @@ class Flattener:
                         names[part].text if part in names else part for part in listed
                     )
                 else:
-                    found[label] = listed
-        return found
+                    self.callees[names[label].text] = listed
 
     def _emit(
         self,
@@ -140,7 +140,6 @@ class Flattener:
         self,
         call: Instruction,
         names: Mapping[str, Name],
-        lists: Mapping[str, tuple[str, ...]],
         site: str,
         stack: Sequence[str],
     ) -> None:
@@ -153,7 +152,9 @@ class Flattener:
         if not isinstance(callee, Name):
             self.flat.append(Flat(call, names))
             return
-        known = lists.get(last.text, ()) if isinstance(last, Name) else (callee.text,)
+        known: tuple[str, ...] = (callee.text,)
+        if isinstance(last, Name):
+            known = self.callees.get(names[last.text].text, ()) if last.text in names else ()
         if self._known_elsewhere(call, callee.text, results, arguments, names):
             return
         bodies = [self.functions.get(name) for name in known]

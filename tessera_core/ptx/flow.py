@@ -4,6 +4,7 @@ interpreter runs. Steps that bear neither on an address nor on whether an access
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -25,6 +26,12 @@ from tessera_core.ptx.syntax import (
 
 # The carry between instructions, as a register of its own.
 CARRY = "%CC"
+
+_ARITHMETIC = """
+abs add copysign cos cvt div ex2 fma lg2 mad max min mul neg rcp rsqrt set setp sin sqrt sub tanh testp
+"""
+_FLOAT_ARITHMETIC = frozenset(_ARITHMETIC.split())
+_FLOAT_TYPE = re.compile(r"(?:b?f|tf)\d+(?:x\d)?|e\dm\d(?:x\d)?")
 
 # A call that reads the strings among its arguments, told by being this very object.
 _PRINTING = Effects()
@@ -90,10 +97,10 @@ def build_flow(function: Function, functions: Mapping[str, Function]) -> Flow:
     steps = tuple(_step(item, flattener.positions, flattener.tables) for item in flattener.flat)
     local = tuple(item for item in flattener.declared if item.space != "reg")
     joins, doomed = _joins(steps)
-    follows_shared = _only_plain_stores(steps)
-    runs, follows_shared = _relevant(
-        steps, follows_shared, bool({item.space for item in local} & {"local", "param"})
+    has_private = any(item.space in ("local", "param") for item in local) or any(
+        "local" in step.parts for step in steps
     )
+    runs, follows_shared = _relevant(steps, _only_plain_stores(steps), has_private)
     return Flow(
         steps=steps,
         runs=tuple(sorted(runs)),
@@ -202,6 +209,15 @@ def private(space: str) -> bool:
     return space in ("local", "param", "generic")
 
 
+def _sources_from(step: Step) -> int:
+    """Index of the first operand that the result can be told from: addresses do not pass through floating-point
+    arithmetic, so that its operands are of no interest; of a comparison only the predicate that it is joined with."""
+    is_float = any(_FLOAT_TYPE.fullmatch(part) for part in step.parts[1:])
+    if step.parts[0] not in _FLOAT_ARITHMETIC or not is_float:
+        return 1
+    return 3 if step.parts[0] == "setp" else len(step.operands)
+
+
 def _relevant(steps: tuple[Step, ...], may_follow_shared: bool, has_private: bool) -> tuple[set[int], bool]:
     """Backward slice from addresses, sizes, guards and branches, regardless of order (so loops need no care), and
     whether it goes through shared memory.
@@ -258,7 +274,7 @@ def _relevant(steps: tuple[Step, ...], may_follow_shared: bool, has_private: boo
             choose(index)
             spaces = {touch.space for touch in step.effects.touches}
             if not spaces or any(private(space) for space in spaces) or "shared" in spaces:
-                want(step.operands[1:])
+                want(step.operands[_sources_from(step) :])
             if has_private and any(private(space) for space in spaces):
                 follow("private")
             if may_follow_shared and "shared" in spaces and step.parts[0] == "ld":

@@ -150,7 +150,7 @@ def bounded_only(opcode: str, sources: list[Value]) -> bool:
 
 
 @pytest.mark.parametrize("opcode", INSTRUCTIONS)
-@settings(max_examples=15, deadline=None, phases=PHASES)
+@settings(max_examples=5, deadline=None, phases=PHASES)
 @given(data=st.data())
 def test_known_numbers_give_exact_results(opcode: str, data: st.DataObject) -> None:
     sources = data.draw(operands(INSTRUCTIONS[opcode].sources, opcode[:3] in ("div", "rem")))
@@ -161,7 +161,7 @@ def test_known_numbers_give_exact_results(opcode: str, data: st.DataObject) -> N
 
 
 @pytest.mark.parametrize("opcode", INSTRUCTIONS)
-@settings(max_examples=15, deadline=None, phases=PHASES)
+@settings(max_examples=5, deadline=None, phases=PHASES)
 @given(data=st.data())
 def test_bounded_numbers_give_bounds_that_hold(opcode: str, data: st.DataObject) -> None:
     """Some operands are known only as an interval: whatever they really are, the result must allow for it."""
