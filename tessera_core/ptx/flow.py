@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tessera_core.ptx.effects import Effects, effects_of, extent_operand
+from tessera_core.ptx.effects import Effects, effects_of
 from tessera_core.ptx.parser import type_bytes
 from tessera_core.ptx.syntax import (
     Address,
@@ -36,7 +36,7 @@ _NO_DESTINATION = frozenset({"bra", "brx", "bar", "barrier", "nanosleep", "stack
 class Step:
     """One instruction ready to run. ``targets``: steps that it may branch to (never the next one).
 
-    ``writes``: registers that it sets. ``extent``: index of the immediate operand that states its bytes.
+    ``writes``: registers that it sets.
     """
 
     parts: tuple[str, ...]
@@ -45,7 +45,6 @@ class Step:
     at: int
     targets: tuple[int, ...]
     effects: Effects
-    extent: int | None
     writes: tuple[str, ...]
 
     @property
@@ -216,7 +215,6 @@ def _step(item: _Flat, positions: Mapping[str, int], tables: Mapping[str, tuple[
         at=instruction.at,
         targets=targets,
         effects=effects,
-        extent=extent_operand(instruction.opcode),
         writes=writes,
     )
 
@@ -269,20 +267,22 @@ def _relevant(steps: tuple[Step, ...], follows_shared: bool) -> set[int]:
             for touch in step.effects.touches
             if visible(touch.space) or (follows_shared and touch.space == "shared")
         ]
-        if not (touches or step.effects.reaches_all or step.targets or step.ends):
+        describes = step.effects.describes
+        if not (touches or step.effects.reaches_all or step.targets or step.ends or describes is not None):
             continue
         chosen.add(index)
         if step.guard is not None:
             want((step.guard.register,))
         for touch in touches:
-            for operand in (touch.operand, touch.size_operand):
-                if operand is not None and operand < len(step.operands):
+            for operand in touch.needs():
+                if operand < len(step.operands):
                     want(registers(step.operands[operand]))
             if touch.space == "shared" and touch.writes:
                 for stored in step.operands[1:]:
                     want(registers(stored))
-        if step.parts[0] == "brx":
-            want(registers(step.operands[0]))
+        if step.parts[0] == "brx" or describes is not None or step.effects.copies_map:
+            for source in step.operands[:2]:
+                want(registers(source))
     queue = list(wanted)
     while queue:
         for index in writers.get(queue.pop(), ()):
