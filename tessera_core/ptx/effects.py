@@ -102,8 +102,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A line of the table: the opcode's leading parts, modifiers that must all be present, the memory operands,
-    and ``why``: the section of the PTX ISA, and what in it makes the row right."""
+    """A line of the table: the opcode's leading parts, modifiers that must all be present (those joined by a dot, one
+    after the other), the memory operands, and ``why``: the section of the PTX ISA, and what in it makes the row
+    right."""
 
     opcode: str
     why: str
@@ -114,14 +115,14 @@ class Row:
     copies_map: bool = False
     cancels_blocks: bool = False
 
-    def matches(self, parts: Sequence[str]) -> bool:
-        """Whether the row is about the opcode of these dotted parts."""
-        wanted = self.opcode.split(".")
-        return list(parts[: len(wanted)]) == wanted and all(modifier in parts for modifier in self.requires)
+    def matches(self, opcode: str) -> bool:
+        """Whether the row is about this full dotted opcode."""
+        dotted = f".{opcode}."
+        return dotted.startswith(f".{self.opcode}.") and all(f".{part}." in dotted for part in self.requires)
 
 
 _COMPLETES = "mbarrier::complete_tx::bytes"
-_TO_GLOBAL = ("global", "shared::cta")
+_TO_GLOBAL = ("global.shared::cta",)
 _PEERS = "a multicast address reaches the memory of peers"
 _HANDLE = "the address is behind a texture or surface handle"
 _CALLEE = "a called function may touch what it can reach"
@@ -326,17 +327,12 @@ _REGISTER_ONLY = {
 REGISTER_ONLY = frozenset(opcode for opcodes in _REGISTER_ONLY.values() for opcode in opcodes.split())
 
 
+@lru_cache(maxsize=8192)
 def effects_of(opcode: str) -> Effects:
     """The effects of a full dotted opcode (``ld.global.nc.v4.f32``)."""
-    return effects_in(TABLE, opcode)
-
-
-@lru_cache(maxsize=8192)
-def effects_in(table: tuple[Row, ...], opcode: str) -> Effects:
-    """The effects of ``opcode`` by the rows of ``table``, first match first."""
     parts = opcode.split(".")
-    for row in table:
-        if row.matches(parts):
+    for row in TABLE:
+        if row.matches(opcode):
             return Effects(
                 touches=tuple(_resolve(place, parts) for place in row.places),
                 reaches_all=row.reaches_all,
