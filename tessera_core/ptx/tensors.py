@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera_core.ptx.flow import Step
+from tessera_core.ptx.flow import Step, registers
 from tessera_core.ptx.footprint import Footprint, Mode
 from tessera_core.ptx.kernel import PARAMETERS, SHARED, Kernel
 from tessera_core.ptx.parameters import ParameterBlock
+from tessera_core.ptx.syntax import Operand
 from tessera_core.ptx.tensormap import DESCRIPTOR_BYTES, Ranges, TensorMap, coalesce, decode_tensor_map
 from tessera_core.ptx.values import NO_BASE, NUMBER, Bool, Int, Known, Predicate, Shape, Value, bases_of
 
@@ -36,10 +37,12 @@ _FOREIGN = "a tensor map in memory that the launch does not build"
 
 @dataclass(frozen=True, slots=True)
 class _Replaced:
-    """The last ``tensormap.replace`` of an address: in which basic block, where, and by which buffers' pointer."""
+    """The last ``tensormap.replace`` of an address: in which basic block, where (value and
+    operand), and by which buffers' pointer."""
 
     block: int
     address: Value
+    operand: Operand
     bases: frozenset[int]
 
 
@@ -49,6 +52,7 @@ class Tensors:
     def __init__(
         self, kernel: Kernel, parameters: ParameterBlock, shape: Shape, footprint: Footprint
     ) -> None:
+        self.kernel = kernel
         self.parameters = parameters
         self.shape = shape
         self.footprint = footprint
@@ -66,8 +70,10 @@ class Tensors:
         bases = bases_of(pointer)
         self.described |= bases
         if bases_of(address) == {SHARED}:
-            surely = bool(must.any())
-            self.replaced = _Replaced(self.block_numbers[step.at], address, bases) if surely else None
+            self.replaced = None
+            if must.any():
+                place = step.operands[0]
+                self.replaced = _Replaced(self.block_numbers[step.at], address, place, bases)
         else:
             self.built.append((address, bases))
 
@@ -75,10 +81,19 @@ class Tensors:
         """The map at ``source`` in shared memory is copied to ``target``. Which one it is, is known where it was
         completed in this very stretch of code; otherwise it may be any of the launch."""
         last = self.replaced
-        if last is not None and last.block == self.block_numbers[step.at] and _same(last.address, source):
+        if (
+            last is not None
+            and last.block == self.block_numbers[step.at]
+            and (_same(last.address, source) or self._is_constant(last.operand, step.operands[1]))
+        ):
             self.built.append((target, last.bases))
         else:
             self.built.append((target, None))
+
+    def _is_constant(self, x: Operand, y: Operand) -> bool:
+        """Whether two operands are one address because their register is set once in the whole kernel."""
+        writers = sum(1 for step in self.kernel.flow.steps if set(registers(x)) & set(step.writes))
+        return x == y and writers <= 1
 
     def follow(
         self,

@@ -64,7 +64,6 @@ def mutants(row: Row) -> Iterator[tuple[str, Row]]:
         yield "reaches nothing", replace(row, reaches_all="")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("row", TABLE, ids=key)
 def test_a_row_with_one_thing_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch, row: Row) -> None:
     missed = [what for what, mutant in mutants(row) if not noticed(monkeypatch, row, mutant)]
