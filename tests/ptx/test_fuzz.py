@@ -80,7 +80,7 @@ def launch_of_any(entry: Function, choice: random.Random) -> LaunchShape:
             break
         if size in (8, 128):
             relocations.append(Relocation(offset, len(relocations) % 3, 0))
-        elif size <= 4:
+        elif 0 < size <= 4:
             content[offset] = choice.choice((0, 1, 7, 64))
     return LaunchShape(
         entry=entry.name,
