@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tessera_core.ptx.effects import Effects, effects_of, extent_operand
+from tessera_core.ptx.effects import Effects, effects_of
 from tessera_core.ptx.flatten import PRINTING, Flat, Flattener, renamed
 from tessera_core.ptx.parser import type_bytes
 from tessera_core.ptx.syntax import (
@@ -50,7 +50,7 @@ _NO_DESTINATION = frozenset({"bra", "brx", "bar", "barrier", "nanosleep", "stack
 class Step:
     """One instruction ready to run. ``targets``: steps that it may branch to (never the next one).
 
-    ``writes``: registers that it sets. ``extent``: index of the immediate operand that states its bytes.
+    ``writes``: registers that it sets.
     """
 
     parts: tuple[str, ...]
@@ -59,7 +59,6 @@ class Step:
     at: int
     targets: tuple[int, ...]
     effects: Effects
-    extent: int | None
     writes: tuple[str, ...]
 
     @property
@@ -175,7 +174,6 @@ def _step(item: Flat, positions: Mapping[str, int], tables: Mapping[str, tuple[s
         at=instruction.at,
         targets=targets,
         effects=effects,
-        extent=extent_operand(instruction.opcode),
         writes=writes,
     )
 
@@ -260,14 +258,16 @@ def _relevant(steps: tuple[Step, ...], may_follow_shared: bool, has_private: boo
         if (step.parts[0] == "st" and "shared" in spaces) or step.parts[0] in BARRIERS:
             stores["shared"].append(index)
         touches = [touch for touch in step.effects.touches if visible(touch.space)]
-        if touches or step.effects.reaches_all or step.targets or step.ends or step.effects is _PRINTING:
+        builds_map = step.effects.describes is not None or step.effects.copies_map
+        shown = bool(touches) or builds_map or step.effects is _PRINTING
+        if shown or step.effects.reaches_all or step.targets or step.ends:
             choose(index)
             for touch in touches:
-                for operand in (touch.operand, touch.size_operand):
-                    if operand is not None and operand < len(step.operands):
+                for operand in touch.needs():
+                    if operand < len(step.operands):
                         want((step.operands[operand],))
-            if step.parts[0] == "brx":
-                want(step.operands[:1])
+            if step.parts[0] == "brx" or builds_map:
+                want(step.operands[:2])
     while queue:
         for index in writers.get(queue.pop(), ()):
             step = steps[index]

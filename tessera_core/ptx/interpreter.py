@@ -69,7 +69,7 @@ class Interpreter:
             threads = self.waiting.pop(position)
             if position < len(self.flow.runs):
                 self._walk(position, threads.can, threads.must)
-        return self.threads.memory.footprint
+        return self.threads.memory.finished()
 
     def _wait(self, position: int, can: Bool, must: Bool) -> None:
         if not can.any():

@@ -88,7 +88,7 @@ class Kernel:
         if touches:
             addresses = {touch.operand for touch in touches}
             sources = [operand for index, operand in enumerate(step.operands) if index not in addresses]
-            if step.parts[0] not in ("st", "red", "atom"):
+            if step.parts[0] not in ("st", "red", "atom", "tensormap"):
                 return False
             return any(name in carriers for operand in sources for name in registers(operand))
         return any(

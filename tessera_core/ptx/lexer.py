@@ -128,6 +128,8 @@ class Source:
             return Negated(self._operand(text[1:].strip(), at, depth + 1), first)
         if first == "+" or not text:
             raise self.error(at, "an operand")
+        if text.endswith(".unified"):  # says that the address is the same on all devices
+            return self._operand(text[: -len(".unified")].rstrip(), at, depth + 1)
         if text[-1] == "]" and "[" in text:  # the old spelling of an address: name[4]
             base, index = text[:-1].split("[", 1)
             offset = parse_integer(index.strip())

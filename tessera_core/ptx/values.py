@@ -115,7 +115,7 @@ def constant(value: int, base: int = NO_BASE) -> Known:
 
 def unknown(width: int = 64, bases: frozenset[int] = NUMBER) -> Unknown:
     """Nothing known but the width in bits."""
-    if bases != NUMBER or width >= 64:
+    if bases != NUMBER or not 0 < width < 64:
         return Unknown(bases, None, None)
     return Unknown(bases, -(1 << (width - 1)), (1 << (width - 1)) - 1)
 
