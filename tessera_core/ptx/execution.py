@@ -6,16 +6,19 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from tessera_core.ptx.flow import Step
-from tessera_core.ptx.kernel import Kernel
+from tessera_core.ptx.arithmetic import carry
+from tessera_core.ptx.fields import fields_of, join_fields, select_bits
+from tessera_core.ptx.flatten import HEAP_POINTER
+from tessera_core.ptx.flow import BARRIERS, CARRY, Step
+from tessera_core.ptx.kernel import HEAP, Kernel
 from tessera_core.ptx.memory import Memory
 from tessera_core.ptx.parameters import LaunchShape
 from tessera_core.ptx.predicates import choose, invert, same_mask
 from tessera_core.ptx.semantics import evaluate
 from tessera_core.ptx.syntax import Address, Immediate, Name, Negated, Operand, Pair, Vector
 from tessera_core.ptx.values import (
+    ALWAYS,
     EITHER,
-    NO_BASE,
     NUMBER,
     ZERO,
     Bool,
@@ -27,14 +30,14 @@ from tessera_core.ptx.values import (
     Value,
     add,
     constant,
-    elementwise,
-    fit,
     hull,
     known,
     mixed,
     unknown,
     width_of,
+    wrap,
 )
+from tessera_core.ptx.warp import EXCHANGES, LANES, Warps
 
 
 class Threads:
@@ -52,7 +55,8 @@ class Threads:
         self.registers: dict[str, Value] = {}
         self.version = 0
         self.widen = False
-        self.memory = Memory(kernel, launch, self.shape, self._value)
+        self.warps = Warps(self.shape)
+        self.memory = Memory(kernel, launch, self.shape, self._value, self._merged)
 
     def predicate(self, name: str) -> Predicate:
         """The value of a guard."""
@@ -64,6 +68,11 @@ class Threads:
         the whole block is at this step, whether its guard lets all threads execute it or not."""
         if step.effects.reaches_all:
             self._set(self.memory.everything(step), can, must)
+        elif step.parts == ("call", "printing"):
+            self.memory.printed(step)
+        elif step.parts[0] in BARRIERS:
+            if not together:
+                self.memory.shared.lose()
         elif step.effects.touches:
             self.memory.access(step, can, must, together)
             self._set(self.memory.loaded(step, can, together), can, must)
@@ -78,79 +87,60 @@ class Threads:
         parts, operands = step.parts, step.operands
         width = width_of(parts[-1]) or 64
         target = operands[0]
-        if parts[0] == "mov" and (isinstance(target, Vector) or isinstance(operands[1], Vector)):
+        if parts[0] == "mov" and len(operands) == 2 and any(isinstance(o, Vector) for o in operands):
             self._repack(step, can, must)
             return
         sources = tuple(
             self._value(operand, 64 if index == 2 and "wide" in parts else width)
             for index, operand in enumerate(operands[1:])
         )
-        result = evaluate(self.shape, parts, sources)
+        second: Value = EITHER
+        if parts[0] in EXCHANGES:
+            result, second = self.warps.exchange(parts, sources, can)
+        else:
+            result = evaluate(self.shape, parts, sources)
+            if parts[0] == "setp" and isinstance(result, Predicate) and len(sources) == 2:
+                second = Predicate(result.false, result.true)
         if isinstance(target, Name):
             self._write(target.text, result, can, must)
-        elif (
-            isinstance(target, Pair)
-            and parts[0] == "setp"
-            and len(sources) == 2
-            and isinstance(result, Predicate)
-        ):
-            for part, value in (
-                (target.first, result),
-                (target.second, Predicate(result.false, result.true)),
-            ):
+        elif isinstance(target, Pair):
+            for part, value in ((target.first, result), (target.second, second)):
                 if isinstance(part, Name):
                     self._write(part.text, value, can, must)
         else:
-            predicates = parts[0] == "setp"
             for name in step.writes:
-                self._write(name, EITHER if predicates else mixed(sources), can, must)
+                self._write(name, mixed(sources), can, must)
+        if CARRY in step.writes:
+            self._write(CARRY, carry(self.shape, parts, sources), can, must)
 
     def _repack(self, step: Step, can: Bool, must: Bool) -> None:
         """``mov`` between one register and the pieces of it (little end first)."""
         target, source = step.operands[0], step.operands[1]
-        width = width_of(step.parts[-1]) or 64
-        if isinstance(target, Vector):
-            piece = width // max(1, len(target.elements))
-            whole = source if not isinstance(source, Vector) else None
-            value = unknown(width) if whole is None else self._value(whole, width)
-            for index, element in enumerate(target.elements):
-                if isinstance(element, Name):
-                    self._write(element.text, self._piece(value, index * piece, piece), can, must)
+        width = 128 if step.parts[-1] == "b128" else width_of(step.parts[-1]) or 64
+        if isinstance(source, Vector):
+            piece = width // max(1, len(source.elements))
+            values = tuple(self._value(element, piece) for element in source.elements)
+            value: Value = mixed(values, width)
+            fields = tuple(fields_of(value, piece) for value in values)
+            if all(found is not None for found in fields):
+                value = join_fields(self.shape, tuple(f for found in fields for f in found or ()), width)
+        else:
+            value = self._value(source, width)
+        if not isinstance(target, Vector):
+            for name in step.writes:
+                self._write(name, value, can, must)
             return
-        assert isinstance(source, Vector)
-        piece = width // max(1, len(source.elements))
-        values = tuple(self._value(element, piece) for element in source.elements)
-        numbers = tuple(value for value in values if isinstance(value, Known) and value.base == NO_BASE)
-        result: Value = mixed(values, width)
-        if len(numbers) == len(values) and width <= 64:
-            mask = np.int64((1 << piece) - 1)
-            shifts = [np.int64(index * piece) for index in range(len(values))]
-            result = elementwise(
-                self.shape,
-                lambda *parts: np.bitwise_or.reduce(
-                    np.broadcast_arrays(
-                        *((part & mask) << shift for part, shift in zip(parts, shifts, strict=True))
-                    )
-                ),
-                numbers,
-                width,
-            )
-            if isinstance(result, Known):
-                result = fit(result, width, self.shape)
-        for name in step.writes:
-            self._write(name, result, can, must)
-
-    def _piece(self, value: Value, start: int, bits: int) -> Value:
-        if not isinstance(value, Known) or value.base != NO_BASE:
-            return mixed((value,), bits)
-        moved = elementwise(self.shape, lambda x: x >> np.int64(start), (value,), 64)
-        if not isinstance(moved, Known):
-            return mixed((value,), bits)
-        return fit(moved, bits, self.shape)
+        piece = width // max(1, len(target.elements))
+        for index, element in enumerate(target.elements):
+            if isinstance(element, Name):
+                self._write(element.text, select_bits(self.shape, value, index * piece, piece), can, must)
 
     def _write(self, name: str, value: Value, can: Bool, must: Bool) -> None:
-        old = self.registers.get(name)
-        if old is None or (can.all() and must.all()):
+        self.registers[name] = self._merged(self.registers.get(name), value, can, must)
+
+    def _merged(self, old: Value | None, value: Value, can: Bool, must: Bool) -> Value:
+        """What a place holds after these threads have written to it."""
+        if old is None or (can is ALWAYS and must is ALWAYS) or (can.all() and must.all()):
             new = value
         elif same_mask(can, must):
             new = choose(self.shape, Predicate(can, invert(can)), value, old)
@@ -158,7 +148,7 @@ class Threads:
             new = hull(old, value, self.widen)
         if new is not old:
             self.version += 1
-            self.registers[name] = new
+        return new
 
     # --- operands -----------------------------------------------------------------------------------------------
 
@@ -204,8 +194,41 @@ def _special_registers(launch: LaunchShape, blocks: Int | None) -> dict[str, Val
             found[f"%ctaid.{axis}"] = _index((blocks // inner_blocks % blocks_here)[:, None], ZERO)
         inner_threads *= threads_here
         inner_blocks *= blocks_here
-    found["%laneid"] = _index(ZERO, (threads % 32)[None, :])
+    lanes = (threads % LANES)[None, :]
+    found["%laneid"] = _index(ZERO, lanes)
+    for name, mask in {
+        "eq": np.int64(1) << lanes,
+        "lt": (np.int64(1) << lanes) - 1,
+        "le": (np.int64(2) << lanes) - 1,
+        "gt": -(np.int64(2) << lanes),
+        "ge": -(np.int64(1) << lanes),
+    }.items():
+        found[f"%lanemask_{name}"] = _index(ZERO, wrap(mask, 32))
+    found[HEAP_POINTER] = Unknown(frozenset({HEAP}), None, None)
+    found["%dynamic_smem_size"] = constant(launch.shared_bytes)
+    count = len(threads)
+    blocks_in_all = launch.grid[0] * launch.grid[1] * launch.grid[2]
+    # which warp, multiprocessor or place in a cluster a thread gets is decided while it runs
+    for name, most in {
+        "%warpid": max(_WARPS_LIMIT, -(-count // LANES)) - 1,
+        "%nwarpid": _WARPS_LIMIT,
+        "%smid": _MULTIPROCESSORS_LIMIT - 1,
+        "%nsmid": _MULTIPROCESSORS_LIMIT,
+        "%cluster_ctarank": _CLUSTER_LIMIT - 1,
+        "%cluster_nctarank": _CLUSTER_LIMIT,
+        **{f"%cluster_ctaid.{axis}": _CLUSTER_LIMIT - 1 for axis in "xyz"},
+        **{f"%cluster_nctaid.{axis}": _CLUSTER_LIMIT for axis in "xyz"},
+        **{f"%clusterid.{axis}": blocks_in_all for axis in "xyz"},
+        **{f"%nclusterid.{axis}": blocks_in_all for axis in "xyz"},
+        "%total_smem_size": (1 << 31) - 1,
+        "%aggr_smem_size": (1 << 31) - 1,
+    }.items():
+        found[name] = Unknown(NUMBER, 0, most)
     return found
+
+
+# Generous bounds, beyond any GPU there is.
+_WARPS_LIMIT, _MULTIPROCESSORS_LIMIT, _CLUSTER_LIMIT = 128, 4096, 64
 
 
 def _index(block: Int, thread: Int) -> Known:

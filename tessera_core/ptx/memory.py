@@ -10,9 +10,11 @@ import numpy as np
 
 from tessera_core.program.boxes import Box
 from tessera_core.ptx.effects import Matrix, Touch
-from tessera_core.ptx.flow import Step, visible
+from tessera_core.ptx.fields import fields_of, join_fields, select_bits, zeros
+from tessera_core.ptx.flow import Step, private, visible
 from tessera_core.ptx.footprint import Footprint, Mode
-from tessera_core.ptx.kernel import FIRST_VARIABLE, LOCAL, PARAMETERS, SHARED, Kernel, carried_bases
+from tessera_core.ptx.kernel import FIRST_VARIABLE, HEAP, LOCAL, PARAMETERS, SHARED, Kernel, carried_bases
+from tessera_core.ptx.local import LocalMemory, Merge
 from tessera_core.ptx.parameters import LaunchShape, ParameterBlock
 from tessera_core.ptx.parser import type_bytes
 from tessera_core.ptx.predicates import both, invert
@@ -42,7 +44,7 @@ from tessera_core.ptx.values import (
     width_of,
 )
 
-_SPACE_BASES = {SHARED, LOCAL, PARAMETERS}
+_SPACE_BASES = {SHARED, LOCAL, PARAMETERS, HEAP}
 
 
 # A register that holds a size rarely has more values than "all", "the rest" and "none".
@@ -61,18 +63,24 @@ class _Extent:
 class Memory:
     """The memory that one group of blocks sees, and the footprint that it leaves there.
 
-    ``value`` evaluates an operand in the given number of bits.
+    ``value`` evaluates an operand in the given number of bits; ``merge`` is as in `local.py`.
     """
 
     def __init__(
-        self, kernel: Kernel, launch: LaunchShape, shape: Shape, value: Callable[[Operand, int], Value]
+        self,
+        kernel: Kernel,
+        launch: LaunchShape,
+        shape: Shape,
+        value: Callable[[Operand, int], Value],
+        merge: Merge,
     ) -> None:
         self.kernel = kernel
         self.parameters = ParameterBlock(launch.parameters, launch.relocations)
         self.shape = shape
         self.value = value
         self.footprint = Footprint()
-        self.shared = SharedMemory()
+        self.shared = SharedMemory(shape, kernel.flow.ordered)
+        self.local = LocalMemory(shape, merge)
         self.carried = carried_bases(kernel, self.parameters)
         self.tensors = Tensors(kernel, self.parameters, shape, self.footprint)
         self.cancels_blocks = any(step.effects.cancels_blocks for step in kernel.flow.steps)
@@ -103,9 +111,12 @@ class Memory:
                 self._touch(step, touch, can, must)
             elif touch.space == "shared" and touch.writes and self.kernel.flow.follows_shared:
                 self._store_shared(step, can, must, together)
+            if touch.writes and private(touch.space):
+                self._store_private(step, touch, can, must)
 
     def everything(self, step: Step) -> Iterator[tuple[str, Value]]:
         """Record that ``step`` may reach all buffers; its destinations may then point into any of them."""
+        self.local.lose()
         self.footprint.add_everything(step.effects.reaches_all, self._line(step))
         return self._held(step, self.parameters.buffers() | NUMBER)
 
@@ -114,12 +125,21 @@ class Memory:
         if not step.writes:
             return
         touch = step.effects.touches[0]
+        if touch.operand >= len(step.operands):  # no assembler would accept it
+            yield from self._held(step, self.carried)
+            return
         address = step.operands[touch.operand]
         target = step.operands[0]
         place = self.value(address, 64)
         folds = touch.space == "param" or (isinstance(place, Known) and place.base == PARAMETERS)
         if folds and isinstance(address, Address) and step.parts[0] == "ld":
             size = type_bytes(step.parts[-1])
+            if LOCAL in bases_of(place):
+                if bases_of(place) == frozenset({LOCAL}):
+                    yield from self._load_private(step, place, can)
+                else:
+                    yield from self._held(step, self.parameters.buffers() | NUMBER)
+                return
             elements = target.elements if isinstance(target, Vector) else (target,)
             for index, element in enumerate(elements):
                 if isinstance(element, Name):
@@ -128,10 +148,24 @@ class Memory:
             return
         bases: frozenset[int] | None = NUMBER
         if touch.space == "shared" and step.parts[0] == "ld" and self.kernel.flow.follows_shared:
-            bases = self.shared.load(place, touch.bytes or 0, can, together)
+            yield from self._load_shared(step, can, together)
+            return
         elif any(touch.space in ("shared", "local", "generic") for touch in step.effects.touches):
+            if step.parts[0] == "ld" and private(touch.space) and bases_of(place) == frozenset({LOCAL}):
+                yield from self._load_private(step, place, can)
+                return
             bases = None
         yield from self._held(step, self.carried if bases is None else bases)
+
+    def give_up(self, step: Step) -> None:
+        """Record that whatever may follow ``step`` was not looked at."""
+        self.footprint.add_everything("the analysis does not come to rest", self._line(step))
+
+    def printed(self, step: Step) -> None:
+        """A call that may read strings at the pointers handed to it."""
+        for base in sorted(self.carried):
+            if base >= 0:
+                self.footprint.add_bounded("read", base, None, "a string may be printed", self._line(step))
 
     def _held(self, step: Step, bases: frozenset[int]) -> Iterator[tuple[str, Value]]:
         """Destinations get what memory or a callee may hold: any number, or any pointer into ``bases``."""
@@ -145,12 +179,57 @@ class Memory:
                 # the number may be extended with or without its sign into a wider register
                 yield name, Unknown(NUMBER, -(1 << (width - 1)), (1 << width) - 1)
 
+    def _load_private(self, step: Step, place: Value, can: Bool) -> Iterator[tuple[str, Value]]:
+        """Destinations of a load from the thread's own memory."""
+        kind, target = step.parts[-1], step.operands[0]
+        size = type_bytes(kind)
+        unknowns = dict(self._held(step, self.carried))
+        for index, element in enumerate(target.elements if isinstance(target, Vector) else (target,)):
+            if not isinstance(element, Name):
+                continue
+            value = self.local.load(add(self.shape, place, constant(index * size), 64), size, can)
+            yield (
+                element.text,
+                unknowns[element.text] if value is None else self._held_as(value, kind, element.text),
+            )
+
+    def _store_private(self, step: Step, touch: Touch, can: Bool, must: Bool) -> None:
+        """Follow a store to the thread's own memory, or to where that may be."""
+        address = self.value(step.operands[touch.operand], 64)
+        bases = bases_of(address)
+        if LOCAL not in bases and not (NO_BASE in bases and touch.space != "param"):
+            return
+        if step.parts[0] != "st" or LOCAL not in bases or len(step.operands) < 2:
+            self.local.lose()
+            return
+        if bases != frozenset({LOCAL}):
+            must = NEVER
+        stored, size = step.operands[1], type_bytes(step.parts[-1])
+        for index, element in enumerate(stored.elements if isinstance(stored, Vector) else (stored,)):
+            place = add(self.shape, address, constant(index * size), 64)
+            self.local.store(place, self.value(element, size * 8), size, can, must)
+
+    def _load_shared(self, step: Step, can: Bool, together: bool) -> Iterator[tuple[str, Value]]:
+        kind, target, place = step.parts[-1], step.operands[0], self.value(step.operands[1], 64)
+        size = type_bytes(kind)
+        unknowns = dict(self._held(step, self.carried))
+        for index, element in enumerate(target.elements if isinstance(target, Vector) else (target,)):
+            if isinstance(element, Name):
+                where = add(self.shape, place, constant(index * size), 64)
+                value = self.shared.load(where, size, can, together)
+                yield (
+                    element.text,
+                    unknowns[element.text] if value is None else self._held_as(value, kind, element.text),
+                )
+
     def _store_shared(self, step: Step, can: Bool, must: Bool, together: bool) -> None:
         stored = step.operands[1] if len(step.operands) > 1 else step.operands[0]
         elements = stored.elements if isinstance(stored, Vector) else (stored,)
         size = type_bytes(step.parts[-1])
-        bases = [bases_of(self.value(element, size * 8)) for element in elements]
-        self.shared.store(self.value(step.operands[0], 64), bases, size, can, must, together)
+        values = [self.value(element, size * 8) for element in elements]
+        if size < 8:
+            values = [select_bits(self.shape, value, 0, size * 8) for value in values]
+        self.shared.store(self.value(step.operands[0], 64), values, size, can, must, together)
 
     def _parameter(self, place: Value, extra: int, size: int) -> Value:
         """Fold a load from the parameter block."""
@@ -172,6 +251,15 @@ class Memory:
                 )
             return Unknown(frozenset().union(*(bases_of(value) for value in choices.values())), None, None)
         return Unknown(everything or NUMBER, None, None)
+
+    def _held_as(self, value: Value, type_name: str, register: str) -> Value:
+        """Contents of memory, as a load of this type puts them into a register."""
+        bits = type_bytes(type_name) * 8
+        if bases_of(value) != NUMBER:
+            wider = self.kernel.flow.width(register) > bits and type_name[0] != "s"
+            fields = fields_of(value, bits) if wider else None
+            return join_fields(self.shape, (*fields, *zeros(64 - bits)), 64) if fields else value
+        return self._extended(value, type_name if width_of(type_name) else f"b{bits}", register)
 
     def _extended(self, value: Value, type_name: str, register: str) -> Value:
         """A loaded number in a register that may be wider: zero-extended unless its type is signed."""
