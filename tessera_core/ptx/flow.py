@@ -258,17 +258,15 @@ def _relevant(steps: tuple[Step, ...], may_follow_shared: bool, has_private: boo
         if (step.parts[0] == "st" and "shared" in spaces) or step.parts[0] in BARRIERS:
             stores["shared"].append(index)
         touches = [touch for touch in step.effects.touches if visible(touch.space)]
-        effects = step.effects
-        maps = effects.describes is not None or effects.copies_map
-        if touches or maps or effects.reaches_all or step.targets or step.ends or effects is _PRINTING:
+        builds_map = step.effects.describes is not None or step.effects.copies_map
+        shown = bool(touches) or builds_map or step.effects is _PRINTING
+        if shown or step.effects.reaches_all or step.targets or step.ends:
             choose(index)
             for touch in touches:
                 for operand in touch.needs():
                     if operand < len(step.operands):
                         want((step.operands[operand],))
-            if step.parts[0] == "brx":
-                want(step.operands[:1])
-            elif maps:
+            if step.parts[0] == "brx" or builds_map:
                 want(step.operands[:2])
     while queue:
         for index in writers.get(queue.pop(), ()):

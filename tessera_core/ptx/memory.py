@@ -150,10 +150,10 @@ class Memory:
         if touch.space == "shared" and step.parts[0] == "ld" and self.kernel.flow.follows_shared:
             yield from self._load_shared(step, can, together)
             return
-        elif any(touch.space in ("shared", "local", "generic") for touch in step.effects.touches):
-            if step.parts[0] == "ld" and private(touch.space) and bases_of(place) == frozenset({LOCAL}):
-                yield from self._load_private(step, place, can)
-                return
+        if step.parts[0] == "ld" and private(touch.space) and bases_of(place) == frozenset({LOCAL}):
+            yield from self._load_private(step, place, can)
+            return
+        if any(touch.space in ("shared", "local", "generic") for touch in step.effects.touches):
             bases = None
         yield from self._held(step, self.carried if bases is None else bases)
 

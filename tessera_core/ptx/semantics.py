@@ -36,11 +36,10 @@ def evaluate(shape: Shape, parts: tuple[str, ...], sources: tuple[Value, ...]) -
         return mixed(sources)
     try:
         return transfer(shape, parts, sources)
-    except (
-        IndexError,
-        ValueError,
-    ):  # operands or a type that the opcode does not have: not PTX for an assembler
-        return mixed(sources)
+    except (IndexError, ValueError):
+        return mixed(
+            sources
+        )  # operands or a type that the opcode does not have: no assembler would accept it
 
 
 def _constant_predicate(value: Value) -> Predicate:

@@ -78,7 +78,7 @@ class Predicate:
 
 Value = Known | Unknown | Predicate
 
-_WIDTHS = frozenset({"4", "8", "16", "32", "64", "128"})
+_WIDTHS = frozenset({"8", "16", "32", "64", "128"})
 
 NUMBER = frozenset({NO_BASE})
 EITHER = Predicate(ALWAYS, ALWAYS)

@@ -114,7 +114,7 @@ def test_numbers_around_the_sign_bit_are_bounded(code: str) -> None:
     assert 1 <= written.sum() <= 16 and not written[16:].any()
 
 
-@settings(max_examples=1500, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(
     code=statements(),
     n=NUMBERS,
