@@ -20,7 +20,6 @@ from tessera_core.ptx.footprint import Footprint, PtxAccess
 from tessera_core.ptx.interpreter import Interpreter
 from tessera_core.ptx.kernel import Kernel, kernel_of
 from tessera_core.ptx.parameters import LaunchShape, Relocation
-from tessera_core.ptx.resolve import KnownMemory
 from tessera_core.ptx.syntax import Module
 from tessera_core.ptx.values import BlocksDiffer, Int
 
@@ -182,10 +181,8 @@ def _interpret(
         group = waiting.pop()
         interpreter = Interpreter(kernel, launch, group)
         recorder = BlockRecorder(group)
-        threads = interpreter.threads
-        if content:
-            threads.memory = KnownMemory(kernel, launch, threads.shape, threads.memory.value, content)
-        threads.memory.footprint = recorder
+        interpreter.threads.memory.content = content
+        interpreter.threads.memory.record_in(recorder)
         try:
             total.merge(interpreter.run())
             recorders.append(recorder)

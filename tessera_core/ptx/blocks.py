@@ -84,6 +84,7 @@ class BlockRecorder(Footprint):
         self.blocks = blocks
         self._sites: dict[_Place, list[tuple[Known, int, Bool]]] = {}
         self._places: dict[_Place, list[_Piece]] = {}
+        self.together: set[tuple[int, Mode]] = set()  # accesses that are not told apart by block
         self._unsure: set[int] = set()  # buffers with writes that some thread may leave out
 
     def add(self, mode: Mode, address: Known, length: int, can: Bool, must: Bool, line: int) -> None:
@@ -95,6 +96,11 @@ class BlockRecorder(Footprint):
                 self._sites.setdefault((address.base, mode, True), []).append((address, length, must))
             if not (must is can or (must.shape == can.shape and bool((must == can).all()))):
                 self._unsure.add(address.base)
+
+    def add_boxes(self, mode: Mode, base: int, boxes: list[Box]) -> None:
+        """As :meth:`Footprint.add_boxes`: bytes of the blocks together."""
+        super().add_boxes(mode, base, boxes)
+        self.together.add((base, mode))
 
     def is_sure(self, buffer: int) -> bool:
         """Whether every write to ``buffer`` is certain."""
@@ -175,7 +181,7 @@ def block_footprints(recorders: Sequence[BlockRecorder], grid: _Extent) -> tuple
         for place, pieces in recorder.by_place().items():
             places[place].append(pieces)
             sure[place[0]] = sure.get(place[0], True) and recorder.is_sure(place[0])
-        loose |= set(recorder.bounded)
+        loose |= set(recorder.bounded) | recorder.together
     found: list[BlockFootprint] = []
     whole = (grid[0] - 1, grid[1] - 1, grid[2] - 1)
     for buffer, mode in sorted({(place[0], place[1]) for place in places} | loose):
@@ -305,13 +311,15 @@ def split_of(recorders: Sequence[BlockRecorder] | None, total: Footprint, flow: 
     atomics = any(
         step.parts[0] in ("atom", "red", "multimem") or step.parts[:2] == ("cp", "reduce")
         for step in flow.steps
-        if any(touch.writes and visible(touch.space) for touch in step.effects.touches)
+        if any(touch.writes and (touch.tensor or visible(touch.space)) for touch in step.effects.touches)
     )
     disjoint = apart = False
     reason = ""
     if total.everything:
         why, line = next(iter(total.everything.items()))
         reason = f"{why} (line {line})"
+    elif any(step.effects.cancels_blocks for step in flow.steps):
+        reason = "blocks may take over each other's work"
     elif recorders is None:
         reason = "too many blocks to tell apart"
     else:
@@ -328,12 +336,15 @@ def _meetings(recorders: Sequence[BlockRecorder], total: Footprint) -> tuple[boo
         for (buffer, mode, sure), found in recorder.by_place().items():
             if not sure:
                 pieces[buffer, mode].extend(found)
-    written = {buffer for buffer, mode in (*pieces, *total.bounded) if mode == "write"}
+    together = {place for recorder in recorders for place in recorder.together}
+    written = {buffer for buffer, mode in (*pieces, *total.bounded, *together) if mode == "write"}
     disjoint, apart, reason = True, True, ""
     for buffer in sorted(written):
         if (buffer, "write") in total.bounded:
             _, why, line = total.bounded[buffer, "write"][0]
             return False, False, f"a write is not bounded by block: {why} (line {line})"
+        if (buffer, "write") in together or (buffer, "read") in together:
+            return False, False, f"boxes of a tensor map (line {total.first_line[buffer, 'write']})"
         writes = _ranges(pieces[buffer, "write"])
         reads = _ranges(pieces.get((buffer, "read"), []))
         if writes is None or reads is None:

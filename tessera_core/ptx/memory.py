@@ -3,7 +3,7 @@ the values of its operands into entries of the footprint, and tells what a load 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from tessera_core.ptx.local import LocalMemory, Merge
 from tessera_core.ptx.parameters import LaunchShape, ParameterBlock
 from tessera_core.ptx.parser import type_bytes
 from tessera_core.ptx.predicates import both, invert
+from tessera_core.ptx.resolve import stored_values
 from tessera_core.ptx.shared import SharedMemory
 from tessera_core.ptx.syntax import Address, Name, Operand, Vector
 from tessera_core.ptx.tensormap import DESCRIPTOR_BYTES
@@ -84,6 +85,11 @@ class Memory:
         self.carried = carried_bases(kernel, self.parameters)
         self.tensors = Tensors(kernel, self.parameters, shape, self.footprint)
         self.cancels_blocks = any(step.effects.cancels_blocks for step in kernel.flow.steps)
+        self.content: Mapping[int, bytes] = {}  # of buffers that the launch only reads, see `resolve.py`
+
+    def record_in(self, footprint: Footprint) -> None:
+        """Leave the footprint there; to be called before the first step."""
+        self.footprint = self.tensors.footprint = footprint
 
     def finished(self) -> Footprint:
         """The footprint, when the last step has run."""
@@ -131,6 +137,9 @@ class Memory:
         address = step.operands[touch.operand]
         target = step.operands[0]
         place = self.value(address, 64)
+        if isinstance(place, Known) and place.base in self.content:
+            yield from stored_values(step, place, self.content[place.base], self.shape)
+            return
         folds = touch.space == "param" or (isinstance(place, Known) and place.base == PARAMETERS)
         if folds and isinstance(address, Address) and step.parts[0] == "ld":
             size = type_bytes(step.parts[-1])

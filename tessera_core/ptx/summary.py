@@ -155,15 +155,15 @@ class _Reader:
     def _sites(self) -> Iterator[SiteSummary]:
         for index, step in enumerate(self.steps):
             for touch in step.effects.touches:
-                if not visible(touch.space) or touch.operand >= len(step.operands):
+                if not (touch.tensor or visible(touch.space)) or touch.operand >= len(step.operands):
                     continue
                 address = self.definitions.value(step.operands[touch.operand])
                 if "shared" in address.atoms or "local" in address.atoms:
                     continue
                 size = touch.bytes
-                if step.extent is not None and step.extent < len(step.operands):
-                    extent = step.operands[step.extent]
-                    size = extent.value if isinstance(extent, Immediate) else None
+                if touch.count_operand is not None and touch.count_operand < len(step.operands):
+                    count = step.operands[touch.count_operand]
+                    size = count.value if isinstance(count, Immediate) else None
                 bases = self.definitions.bases(address)
                 bounded = bool(bases) and not address.loaded and size is not None
                 condition = self._condition(index, step)
