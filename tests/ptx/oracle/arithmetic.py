@@ -59,7 +59,9 @@ def compute(parts: Sequence[str], sources: Sequence[Bits]) -> Bits:
     """The result of a register instruction; raises :class:`NotModelledError`."""
     name = parts[0]
     kinds = types(parts)
-    if not kinds or any(part.endswith(("x2", "x4")) for part in parts):
+    if name == "cvt" and "bf16" in parts:
+        return _brain(parts, sources[0])
+    if not kinds or any(part.endswith(("x2", "x4")) for part in parts[1:]):
         raise NotModelledError(".".join(parts))
     kind = kinds[-1]
     if name == "cvt":
@@ -104,10 +106,17 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 _COUNTS = ("popc", "clz", "bfind")
 
 
+def _brain(parts: Sequence[str], value: Bits) -> Bits:
+    """Between ``bf16`` and ``f32``; rounded down, as no address hangs on a last bit."""
+    if parts[-1] == "bf16" and parts[-2] == "f32":
+        return masked(value, 16) << np.uint64(16)
+    if parts[-2] == "bf16" and parts[-1] == "f32":
+        return masked(value, 32) >> np.uint64(16)
+    raise NotModelledError(".".join(parts))
+
+
 def _convert(parts: Sequence[str], to: str, origin: str, value: Bits) -> Bits:
-    if "bf16" in parts or "sat" in parts:
-        if "bf16" in parts and origin == "f32":
-            return value >> np.uint64(16)  # rounded down; no address hangs on a last bit
+    if "sat" in parts:
         raise NotModelledError(".".join(parts))
     if origin[0] == "f" and to[0] == "f":
         with np.errstate(all="ignore"):
