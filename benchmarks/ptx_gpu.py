@@ -41,6 +41,11 @@ from tests.ptx.oracle.instrument import ARENA, instrument
 DEVICE = "cuda:0"
 ALIGNMENT_BYTES = 256
 GUARD_BYTES = 512  # between two buffers of an arena, so that a byte too far is seen as such
+APART = (
+    "descriptor_copy.sm_90",
+    "descriptor_matmul.sm_90",
+    "device_descriptor_matmul.sm_90",
+)  # tensor memory
 BUILDS = ("sm_90", "sm_80", "nvcc.sm_90a", "nvcc.sm_90a.lineinfo", "nvcc.sm_80")
 CAPTURES = ("llama-tiny", "demo")
 LAUNCHES_BAR = 100
@@ -174,20 +179,20 @@ def run(launch: StoredLaunch, functions: Mapping[Any, int]) -> None:
     call(driver().cuGraphDestroy, graph)
 
 
-def suite_launches(build: str) -> Iterator[tuple[str, list[SuiteLaunch]]]:
-    """By module, the launches of one build."""
+def suite_launches(part: str) -> Iterator[tuple[str, list[SuiteLaunch]]]:
+    """By module, the launches of a part: of one build, or of one module that is a part by itself."""
     found: dict[str, list[SuiteLaunch]] = {}
     for launch in archive.launches():
-        if launch.module.partition(".")[2] == build:
+        build = launch.module.partition(".")[2]
+        if launch.module == part or (build == part and launch.module not in APART):
             found.setdefault(launch.module, []).append(launch)
     yield from found.items()
 
 
-def observe_suite(build: str, deadline: float) -> list[Found]:
-    """Both observations of each launch of one build."""
-    found: list[Found] = []
+def observe_suite(part: str, deadline: float, found: list[Found]) -> None:
+    """Add both observations of each launch of a part to ``found``."""
     interpreted = archive.observed() if archive.OBSERVED.exists() else {}
-    for name, launches in suite_launches(build):
+    for name, launches in suite_launches(part):
         if time.perf_counter() > deadline:
             print(f"time is up before {name}", file=sys.stderr)
             break
@@ -197,17 +202,24 @@ def observe_suite(build: str, deadline: float) -> list[Found]:
         plain = functions_of(name, text, entries)
         noting = functions_of(name, noted.text, entries)
         for launch in launches:
-            found.append(observe(launch, plain, noting, unseen_in(text, launch.entry), interpreted))
-    return found
+            unseen = unseen_in(text, launch.entry)
+            try:
+                found.append(observe(launch, plain, noting, unseen, interpreted))
+            except Exception as problem:
+                raise RuntimeError(f"{name} {launch.kernel} launch {launch.launch}: {problem}") from problem
+
+
+def entry_text(text: str, entry: str) -> str:
+    """The text of one kernel of a module."""
+    start = re.search(rf"\.entry\s+{re.escape(entry)}\b", text)
+    assert start is not None
+    return text[start.start() : text.find("\n}", start.end())]
 
 
 def unseen_in(text: str, entry: str) -> tuple[str, ...]:
     """Opcodes of one kernel whose accesses instrumented PTX does not note."""
-    start = re.search(rf"\.entry\s+{re.escape(entry)}\b", text)
-    assert start is not None
-    end = text.find("\n}", start.end())
     head = ".version 8.0\n.target sm_90\n.address_size 64\n"
-    return instrument(head + text[start.start() : end]).unseen
+    return instrument(head + entry_text(text, entry)).unseen
 
 
 def observe(
@@ -224,8 +236,9 @@ def observe(
     for buffer, content in given.items():
         arena.view(buffer).copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
     ready = stored(launch, lambda buffer: arena.view(buffer).data_ptr())
-    variable(noting[launch.module, launch.entry], arena.words())
-    run(ready, noting)
+    if not unseen:  # else the whole launch is left to the poison test
+        variable(noting[launch.module, launch.entry], arena.words())
+        run(ready, noting)
     seen, outside = arena.seen()
     found: Found = {
         "module": launch.module,
@@ -286,8 +299,11 @@ def poison(
         contents[0].copy_(arena.held)
 
     claims = Claims(reads=moved("read"), writes=moved("write"), must=must)
-    result = poison_test({0: arena.held.clone()}, claims, execute)
-    return {**asdict(result), "holds": result.holds}
+    ordered = (
+        re.search(r"\b(atom|red)\.", entry_text(archive.modules()[launch.module].text, launch.entry)) is None
+    )
+    result = poison_test({0: arena.held.clone()}, claims, execute, ordered=ordered)
+    return {**asdict(result), "holds": result.holds, "ordered": ordered}
 
 
 def observe_captured(name: str) -> tuple[list[Found], Found]:
@@ -385,14 +401,20 @@ def progress(message: str) -> None:
 
 
 def work(part: str, seconds: float) -> Found:
-    """What one part finds."""
+    """What one part finds, up to where it fails."""
     torch.zeros(1, device=DEVICE)
-    if part == "tensor maps":
-        return {"machine": machine_facts(DEVICE, compiled=True), "tensor_maps": tensor_maps()}
-    if part in CAPTURES:
-        launches, validated = observe_captured(part)
-        return {"captured": launches, "validated": [validated]}
-    return {"suite": observe_suite(part, time.perf_counter() + seconds)}
+    found: Found = {}
+    try:
+        if part == "tensor maps":
+            found |= {"machine": machine_facts(DEVICE, compiled=True), "tensor_maps": tensor_maps()}
+        elif part in CAPTURES:
+            launches, validated = observe_captured(part)
+            found |= {"captured": launches, "validated": [validated]}
+        else:
+            observe_suite(part, time.perf_counter() + seconds, found.setdefault("suite", []))
+    except Exception as problem:
+        found["problems"] = [f"{part}: {type(problem).__name__}: {problem}"[:2000]]
+    return found
 
 
 def read(path: Path) -> Found:
@@ -420,7 +442,7 @@ def main() -> int:
     if arguments.part:
         save(folder / f"{arguments.part}.part", work(arguments.part, arguments.seconds))
         return 0
-    parts = ("tensor maps", *CAPTURES, *BUILDS)
+    parts = ("tensor maps", *CAPTURES, *BUILDS, *APART)
     command = [
         sys.executable,
         "-m",

@@ -59,7 +59,9 @@ def compute(parts: Sequence[str], sources: Sequence[Bits]) -> Bits:
     """The result of a register instruction; raises :class:`NotModelledError`."""
     name = parts[0]
     kinds = types(parts)
-    if not kinds or any(part.endswith(("x2", "x4")) for part in parts):
+    if name == "cvt" and "bf16" in parts:
+        return _brain(parts, sources[0])
+    if not kinds or any(part.endswith(("x2", "x4")) for part in parts[1:]):
         raise NotModelledError(".".join(parts))
     kind = kinds[-1]
     if name == "cvt":
@@ -72,7 +74,9 @@ def compute(parts: Sequence[str], sources: Sequence[Bits]) -> Bits:
             bits = width(kind)
             result = function(list(parts), kind, [np.asarray(s, dtype=np.uint64) for s in sources])
             wide = "wide" in parts
-            return masked(result.astype(np.uint64), bits * 2 if wide else max(bits, 32) if name in _COUNTS else bits)
+            return masked(
+                result.astype(np.uint64), bits * 2 if wide else max(bits, 32) if name in _COUNTS else bits
+            )
     function = _FLOAT.get(name)
     if function is None or len(kinds) > 1:
         raise NotModelledError(".".join(parts))
@@ -104,10 +108,17 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 _COUNTS = ("popc", "clz", "bfind")
 
 
+def _brain(parts: Sequence[str], value: Bits) -> Bits:
+    """Between ``bf16`` and ``f32``; rounded down, as no address hangs on a last bit."""
+    if parts[-1] == "bf16" and parts[-2] == "f32":
+        return masked(value, 16) << np.uint64(16)
+    if parts[-2] == "bf16" and parts[-1] == "f32":
+        return masked(value, 32) >> np.uint64(16)
+    raise NotModelledError(".".join(parts))
+
+
 def _convert(parts: Sequence[str], to: str, origin: str, value: Bits) -> Bits:
-    if "bf16" in parts or "sat" in parts:
-        if "bf16" in parts and origin == "f32":
-            return value >> np.uint64(16)  # rounded down; no address hangs on a last bit
+    if "sat" in parts:
         raise NotModelledError(".".join(parts))
     if origin[0] == "f" and to[0] == "f":
         with np.errstate(all="ignore"):
@@ -115,10 +126,14 @@ def _convert(parts: Sequence[str], to: str, origin: str, value: Bits) -> Bits:
     if origin[0] == "f":
         number = as_float(value, origin).astype(np.float64)
         rounded = {"rni": np.rint, "rmi": np.floor, "rpi": np.ceil}.get(parts[1], np.trunc)(number)
-        low, high = (-(2 ** (width(to) - 1)), 2 ** (width(to) - 1) - 1) if to[0] == "s" else (0, 2 ** width(to) - 1)
+        low, high = (
+            (-(2 ** (width(to) - 1)), 2 ** (width(to) - 1) - 1) if to[0] == "s" else (0, 2 ** width(to) - 1)
+        )
         rounded = np.where(np.isnan(rounded), 0, np.clip(rounded, low, high))
         return masked(rounded.astype(np.int64).astype(np.uint64), width(to))
-    number = signed(value, width(origin)).astype(np.uint64) if origin[0] == "s" else masked(value, width(origin))
+    number = (
+        signed(value, width(origin)).astype(np.uint64) if origin[0] == "s" else masked(value, width(origin))
+    )
     if to[0] == "f":
         return from_float(number.astype(np.int64).astype(FLOATS[to]), to)
     return masked(number, width(to))
@@ -182,7 +197,9 @@ def _extract(parts: list[str], kind: str, raw: list[Bits]) -> Bits:
     value = masked(raw[0], bits)
     kept = np.where(at >= bits, np.uint64(0), value >> np.minimum(at, np.uint64(63)))
     length = np.minimum(length, np.uint64(bits))
-    mask = np.where(length >= 64, np.uint64(2**64 - 1), (np.uint64(1) << np.minimum(length, np.uint64(63))) - np.uint64(1))
+    mask = np.where(
+        length >= 64, np.uint64(2**64 - 1), (np.uint64(1) << np.minimum(length, np.uint64(63))) - np.uint64(1)
+    )
     field = kept & mask
     if kind[0] == "s":
         top = np.minimum(at + length - np.uint64(1), np.uint64(bits - 1))
@@ -195,7 +212,9 @@ def _insert(parts: list[str], kind: str, raw: list[Bits]) -> Bits:
     bits = width(kind)
     at, length = raw[2] & np.uint64(255), raw[3] & np.uint64(255)
     safe = np.minimum(at, np.uint64(63))
-    mask = np.where(length >= 64, np.uint64(2**64 - 1), (np.uint64(1) << np.minimum(length, np.uint64(63))) - np.uint64(1))
+    mask = np.where(
+        length >= 64, np.uint64(2**64 - 1), (np.uint64(1) << np.minimum(length, np.uint64(63))) - np.uint64(1)
+    )
     mask = np.where(at >= bits, np.uint64(0), mask << safe)
     return (raw[1] & ~mask) | ((raw[0] << safe) & mask)
 
@@ -208,7 +227,9 @@ def _permute(parts: list[str], kind: str, raw: list[Bits]) -> Bits:
     for byte in range(4):
         chosen = (raw[2] >> np.uint64(4 * byte)) & np.uint64(15)
         value = (whole >> ((chosen & np.uint64(7)) * np.uint64(8))) & np.uint64(255)
-        value = np.where(chosen & np.uint64(8), np.where(value >> np.uint64(7), np.uint64(255), np.uint64(0)), value)
+        value = np.where(
+            chosen & np.uint64(8), np.where(value >> np.uint64(7), np.uint64(255), np.uint64(0)), value
+        )
         found |= value << np.uint64(8 * byte)
     return found
 

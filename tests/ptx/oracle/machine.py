@@ -17,8 +17,18 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tests.ptx.oracle.arithmetic import Bits, NotModelledError, as_float, compare, compute, from_float
-from tests.ptx.oracle.arithmetic import masked, signed, types, width
+from tests.ptx.oracle.arithmetic import (
+    Bits,
+    NotModelledError,
+    as_float,
+    compare,
+    compute,
+    from_float,
+    masked,
+    signed,
+    types,
+    width,
+)
 from tests.ptx.oracle.reader import Program, Routine, Step, Variable, number, read
 
 Index = npt.NDArray[np.int64]
@@ -51,7 +61,9 @@ class Launched(Protocol):
         """Bytes of each buffer."""
 
 
-def observe(text: str, launch: Any, contents: Callable[[Any, int, Mapping[int, int]], Mapping[int, bytes]]) -> Runs:
+def observe(
+    text: str, launch: Any, contents: Callable[[Any, int, Mapping[int, int]], Mapping[int, bytes]]
+) -> Runs:
     """The runs of bytes (starts and ends, alternating) that a launch reads and writes, by buffer.
 
     Raises :class:`NotModelledError` where they depend on something that the emulator does not compute.
@@ -81,7 +93,10 @@ class Machine:
         self.threads = self.threads_of_block * self.blocks
         assert self.threads <= THREADS_LIMIT, "too many threads to emulate"
         linear = np.arange(self.threads, dtype=np.uint64)
-        self.block, self.inside = linear // np.uint64(self.threads_of_block), linear % np.uint64(self.threads_of_block)
+        self.block, self.inside = (
+            linear // np.uint64(self.threads_of_block),
+            linear % np.uint64(self.threads_of_block),
+        )
         self._code(program)
         self._memory(program, launch, contents)
         self._specials(launch)
@@ -120,7 +135,7 @@ class Machine:
             self.frame_bytes[routine.name] = at + -at % 16
 
     def _memory(self, program: Program, launch: Launched, contents: Mapping[int, bytes]) -> None:
-        """One store of bytes: buffers, module variables, shared memory of each block, local of each thread, parameters."""
+        """One store of bytes: buffers, module variables, each block's shared memory, each thread's local, parameters."""
         shared: list[Variable] = [v for v in program.variables if v.space == "shared"]
         for routine in program.routines.values():
             shared.extend(routine.shared)
@@ -148,7 +163,9 @@ class Machine:
             block[offset : offset + 8] = (((buffer + 1) << BUFFER) + byte).to_bytes(8, "little")
         self.store = np.zeros(self.param_start + len(block) + 16, dtype=np.uint8)
         self.store[: self.shared_start] = np.frombuffer(b"".join(pieces), dtype=np.uint8)
-        self.store[self.param_start : self.param_start + len(block)] = np.frombuffer(bytes(block), dtype=np.uint8)
+        self.store[self.param_start : self.param_start + len(block)] = np.frombuffer(
+            bytes(block), dtype=np.uint8
+        )
         self.fog: npt.NDArray[np.bool_] | None = None
         self.marks = {mode: np.zeros(self.shared_start, dtype=np.bool_) for mode in ("read", "write")}
 
@@ -199,7 +216,9 @@ class Machine:
             counters = self.pc[free]
             at = int(counters.min())
             others = counters[counters > at]
-            self._straight(np.flatnonzero(free & (self.pc == at)), at, depth, int(others.min()) if len(others) else -1)
+            self._straight(
+                np.flatnonzero(free & (self.pc == at)), at, depth, int(others.min()) if len(others) else -1
+            )
 
     def _straight(self, act: Index, at: int, depth: int, limit: int) -> None:
         """Run a group of threads until it divides, calls, waits or catches up with others at ``limit``."""
@@ -408,11 +427,15 @@ class Machine:
     def _unknown(self, operand: str, act: Index, depth: int) -> None:
         for name in _elements(operand):
             for half in name.split("|"):
-                self._set(half, act, depth, np.zeros(len(act), dtype=np.uint64), np.ones(len(act), dtype=np.bool_))
+                self._set(
+                    half, act, depth, np.zeros(len(act), dtype=np.uint64), np.ones(len(act), dtype=np.bool_)
+                )
 
     # --- memory
 
-    def _positions(self, address: Bits, act: Index, space: str, size: int) -> tuple[Index, npt.NDArray[np.bool_]]:
+    def _positions(
+        self, address: Bits, act: Index, space: str, size: int
+    ) -> tuple[Index, npt.NDArray[np.bool_]]:
         """Places in the store, and which of them lie in buffers or module variables."""
         top = address >> np.uint64(60)
         low32 = address & np.uint64(0xFFFFFFFF)
@@ -430,9 +453,13 @@ class Machine:
         buffer = (address >> np.uint64(BUFFER)).astype(np.int64) - 1
         inner = address & np.uint64((1 << BUFFER) - 1)
         real = top == 0
-        assert (buffer[real] >= 0).all() and (buffer[real] < len(self.starts)).all(), "an address outside every buffer"
+        assert (buffer[real] >= 0).all() and (buffer[real] < len(self.starts)).all(), (
+            "an address outside every buffer"
+        )
         known = np.where(real, buffer, 0)
-        assert (inner[real] + np.uint64(size) <= self.lengths[known[real]]).all(), "the launch leaves its buffer"
+        assert (inner[real] + np.uint64(size) <= self.lengths[known[real]]).all(), (
+            "the launch leaves its buffer"
+        )
         place = np.where(real, self.starts[known] + inner, np.uint64(0))
         place = np.where(top == 1, shared, place)
         place = np.where(top == 2, local, place)
@@ -501,7 +528,9 @@ class Machine:
         if name == "selp" and fog is not None:  # only the value that is taken matters
             taken = values[2] & np.uint64(1) == 1
             clear = np.zeros(len(act), dtype=np.bool_)
-            fog = np.where(taken, clear if fogs[0] is None else fogs[0], clear if fogs[1] is None else fogs[1])
+            fog = np.where(
+                taken, clear if fogs[0] is None else fogs[0], clear if fogs[1] is None else fogs[1]
+            )
             fog = fog | (clear if fogs[2] is None else fogs[2])
         self._set(operands[0], act, depth, result, fog)
 
@@ -694,8 +723,17 @@ class Machine:
         self._set(predicate, act, depth, (act == first).astype(np.uint64), None)
 
     def _active(self, step: Step, act: Index, depth: int, routine: Routine) -> None:
-        masks = {w: sum(1 << int(x) for x in self.lane[act][self.warp_first[act] == w]) for w in set(self.warp_first[act])}
-        self._set(step.operands[0], act, depth, np.array([masks[w] for w in self.warp_first[act]], dtype=np.uint64), None)
+        masks = {
+            w: sum(1 << int(x) for x in self.lane[act][self.warp_first[act] == w])
+            for w in set(self.warp_first[act])
+        }
+        self._set(
+            step.operands[0],
+            act,
+            depth,
+            np.array([masks[w] for w in self.warp_first[act]], dtype=np.uint64),
+            None,
+        )
 
     def _barrier_object(self, step: Step, act: Index, depth: int, routine: Routine) -> None:
         """Copies are complete when they are issued, so every wait succeeds."""
@@ -715,7 +753,9 @@ class Machine:
         size = masked(self._certain(operands[2], act, depth, step, routine), 32).astype(np.int64)
         kept = size
         if "bulk" not in parts and len(operands) > 3:
-            kept = np.minimum(masked(self._certain(operands[3], act, depth, step, routine), 32).astype(np.int64), size)
+            kept = np.minimum(
+                masked(self._certain(operands[3], act, depth, step, routine), 32).astype(np.int64), size
+            )
         for index, thread in enumerate(act.tolist()):
             one = np.array([thread])
             count, whole = int(kept[index]), int(size[index])
@@ -739,7 +779,9 @@ class Machine:
         load = parts[1] == "load"
         place = step.operands[1 if load else 0]
         size = width(types(parts)[-1]) // 8
-        stride = self._certain(step.operands[2], act, depth, step, routine) if len(step.operands) > 2 else None
+        stride = (
+            self._certain(step.operands[2], act, depth, step, routine) if len(step.operands) > 2 else None
+        )
         address = self._address(place, act, depth, step, routine)
         step_bytes = np.full(len(act), 16, dtype=np.uint64) if stride is None else masked(stride, 32)
         for row in range(16):
