@@ -87,7 +87,7 @@ def command(
 
     validator: Validator | None = None
     if validate:
-        from tessera_core.deps.validate import validate_target
+        from tessera_core.validate.target import validate_target
 
         validator = validate_target
     stage = DepsStage(targets=tuple(target) if target else None, resolve=resolve, validator=validator)
