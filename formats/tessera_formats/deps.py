@@ -1,4 +1,5 @@
-"""The deps artifact (a bundle): accesses of kernels to buffers, dependencies between kernels, coverage.
+"""The deps artifact (a bundle): accesses of kernels to buffers, dependencies between kernels, coverage, and
+what the single blocks of a launch touch.
 
 ``target`` is ``ops`` for what holds in every build (schema and declared evidence) and a captured target's
 name (``sm_90``) for what was proven about that build's modules.
@@ -18,13 +19,14 @@ from tessera_formats.table import BOX, Column, TableSchema
 from tessera_formats.trace import EVIDENCE
 
 I32, I64, TEXT, FLAG = pa.int32(), pa.int64(), pa.string(), pa.bool_()
+INTS, LONGS = pa.list_(pa.int32()), pa.list_(pa.int64())
 OPS_TARGET = "ops"
 WHOLE = "whole"
 HAZARDS = ("RAW", "WAR", "WAW")
 
 ACCESSES = TableSchema(
     name="accesses",
-    meaning="one row per (kernel, buffer, direction, evidence)",
+    meaning="one row per (kernel, launch, buffer, direction, evidence)",
     columns=(
         Column(name="target", type=TEXT, meaning="ops or a captured target"),
         Column(name="program", type=I32, meaning="program", minimum=0),
@@ -40,6 +42,13 @@ ACCESSES = TableSchema(
             name="valid_for", type=TEXT, meaning="content: cost estimates only", choices=("shapes", "content")
         ),
         Column(name="detail", type=TEXT, meaning="reason of a fallback, module and line; else empty"),
+        Column(
+            name="launch",
+            type=I32,
+            meaning="launch of the kernel that makes it; null: known of the op or kernel only",
+            nullable=True,
+            minimum=0,
+        ),
     ),
 )
 EDGES = TableSchema(
@@ -89,6 +98,47 @@ COVERAGE = TableSchema(
     ),
     key=("target", "evidence", "precision"),
 )
+BLOCK_FOOTPRINTS = TableSchema(
+    name="block_footprints",
+    meaning="one row per form of access of a launch's single blocks; rows of one buffer and direction add up",
+    columns=(
+        Column(name="target", type=TEXT, meaning="a captured target"),
+        Column(name="program", type=I32, meaning="program", minimum=0),
+        Column(name="kernel", type=I32, meaning="kernel", minimum=0),
+        Column(name="launch", type=I32, meaning="launch of the kernel", minimum=0),
+        Column(name="buffer", type=I32, meaning="buffer", minimum=0),
+        Column(name="mode", type=TEXT, meaning="direction", choices=("read", "write")),
+        Column(name="must", type=FLAG, meaning="every byte of the boxes is certainly written"),
+        Column(name="first", type=INTS, meaning="first block that it holds for, in x, y, z", minimum=0),
+        Column(name="last", type=INTS, meaning="last block that it holds for, in x, y, z", minimum=0),
+        Column(
+            name="boxes",
+            type=pa.list_(BOX),
+            meaning="bytes of the first block; null: not of this form, see the launch's accesses",
+            nullable=True,
+        ),
+        Column(name="step", type=LONGS, meaning="bytes that the boxes move by a block in x, y, z"),
+    ),
+)
+SPLITS = TableSchema(
+    name="splits",
+    meaning="one row per launch with PTX: whether its blocks could run apart from each other",
+    columns=(
+        Column(name="target", type=TEXT, meaning="a captured target"),
+        Column(name="program", type=I32, meaning="program", minimum=0),
+        Column(name="kernel", type=I32, meaning="kernel", minimum=0),
+        Column(name="launch", type=I32, meaning="launch of the kernel", minimum=0),
+        Column(name="blocks", type=I64, meaning="number of blocks", minimum=0),
+        Column(name="independent", type=FLAG, meaning="proven that the blocks could run apart"),
+        Column(name="disjoint_writes", type=FLAG, meaning="proven that no byte is written by two blocks"),
+        Column(name="reads_apart", type=FLAG, meaning="proven that no block reads what another writes"),
+        Column(name="atomics", type=FLAG, meaning="the kernel has atomics on global memory"),
+        Column(
+            name="reason", type=TEXT, meaning="what stands against independence; empty where it is proven"
+        ),
+    ),
+    key=("target", "program", "kernel", "launch"),
+)
 INFO = Record(
     (
         Field(name="program_digest", type="string", meaning="digest of the trace's programs"),
@@ -98,7 +148,12 @@ INFO = Record(
     )
 )
 DEPS_VERSIONS = {
-    1: BundleSchema(kind="deps", version=1, info=INFO, tables=(ACCESSES, EDGES, CHAINS, COVERAGE))
+    1: BundleSchema(
+        kind="deps",
+        version=1,
+        info=INFO,
+        tables=(ACCESSES, EDGES, CHAINS, COVERAGE, BLOCK_FOOTPRINTS, SPLITS),
+    )
 }
 DEPS = DEPS_VERSIONS[1]
 

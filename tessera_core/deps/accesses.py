@@ -7,7 +7,7 @@ buffers that no other kernel sees vanish. What is not known is the whole buffer,
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tessera_core.deps.graph import Access, Precision
@@ -40,7 +40,17 @@ class Touch:
     detail: str = ""
 
 
-Step = Sequence[Touch]
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one op or launch touches; its reads come before its writes.
+
+    ``after``: places in the kernel's list of the steps that have surely ended before this one starts; None: all
+    earlier ones. ``launch``: number of the launch within the kernel, None for an op.
+    """
+
+    touches: Sequence[Touch]
+    after: frozenset[int] | None = None
+    launch: int | None = None
 
 
 def fold_ops(trace: Trace, program: Program) -> list[Access]:
@@ -52,12 +62,12 @@ def fold_ops(trace: Trace, program: Program) -> list[Access]:
         access
         for kernel in program.kernels
         for access in fold_kernel(
-            program.id, kernel.id, [op_step(trace, program.ops[op]) for op in kernel.ops], OPS_TARGET
+            program.id, kernel.id, [Step(op_step(trace, program.ops[op])) for op in kernel.ops], OPS_TARGET
         )
     ]
 
 
-def op_step(trace: Trace, op: Op) -> Step:
+def op_step(trace: Trace, op: Op) -> Sequence[Touch]:
     """What an op touches by its recorded operands.
 
     An operand whose boxes hold for the traced content only is joined by one for its whole tensor, where the
@@ -112,26 +122,37 @@ def op_step(trace: Trace, op: Op) -> Step:
     return touches
 
 
-def fold_kernel(program: int, kernel: int, steps: Iterable[Step], target: str) -> list[Access]:
-    """Accesses of a kernel whose steps run in order; within a step all reads come before all writes."""
-    written: dict[int, list[Box]] = defaultdict(list)
-    kept: dict[Touch, list[Box] | None] = {}  # by everything except the boxes
+def fold_kernel(program: int, kernel: int, steps: Sequence[Step], target: str) -> list[Access]:
+    """Accesses of a kernel that makes ``steps``: what it certainly wrote before is not read from outside, and what
+    it certainly writes at all needs no mention as a perhaps."""
+    filled: list[dict[int, list[Box]]] = []
+    in_the_end: dict[int, list[Box]] = defaultdict(list)
     for step in steps:
-        for touch in sorted(step, key=_phase):
+        mine: dict[int, list[Box]] = defaultdict(list)
+        for touch in step.touches:
+            if touch.must and touch.valid_for == "shapes" and touch.boxes is not None:
+                mine[touch.buffer].extend(touch.boxes)
+                in_the_end[touch.buffer].extend(touch.boxes)
+        filled.append(mine)
+    kept: dict[tuple[Touch, int | None], list[Box] | None] = {}  # by everything except the boxes
+    for index, step in enumerate(steps):
+        before = range(index) if step.after is None else sorted(step.after)
+        for touch in step.touches:
             boxes = touch.boxes
-            if touch.valid_for == "shapes" and boxes is not None:
-                if touch.must:
-                    written[touch.buffer].extend(boxes)
+            if touch.valid_for == "shapes" and boxes is not None and not touch.must:
+                if touch.mode == "read":
+                    known = [box for earlier in before for box in filled[earlier].get(touch.buffer, ())]
                 else:
-                    boxes = _outside(boxes, written[touch.buffer])
+                    known = in_the_end[touch.buffer]
+                boxes = _outside(boxes, known)
             if boxes == ():
                 continue
-            key = replace(touch, boxes=None)
-            earlier = kept.setdefault(key, [])
-            if boxes is None or earlier is None:
+            key = replace(touch, boxes=None), step.launch
+            earlier_boxes = kept.setdefault(key, [])
+            if boxes is None or earlier_boxes is None:
                 kept[key] = None
             else:
-                earlier.extend(boxes)
+                earlier_boxes.extend(boxes)
     accesses = [
         Access(
             program=program,
@@ -145,8 +166,9 @@ def fold_kernel(program: int, kernel: int, steps: Iterable[Step], target: str) -
             valid_for=key.valid_for,
             detail=key.detail,
             target=target,
+            launch=launch,
         )
-        for key, boxes in kept.items()
+        for (key, launch), boxes in kept.items()
     ]
     return sorted(accesses, key=_order)
 
@@ -207,14 +229,10 @@ def _outside(boxes: Sequence[Box], written: Sequence[Box]) -> tuple[Box, ...]:
     return tuple(left)
 
 
-def _phase(touch: Touch) -> int:
-    """Reads, then must-writes, then other writes, of which only what the must-writes leave open counts."""
-    return 0 if touch.mode == "read" else 1 if touch.must else 2
-
-
-def _order(access: Access) -> tuple[int, str, bool, str, str, str, str]:
+def _order(access: Access) -> tuple[int, int, str, bool, str, str, str, str]:
     return (
         access.buffer,
+        -1 if access.launch is None else access.launch,
         access.mode,
         access.must,
         access.evidence,

@@ -31,7 +31,8 @@ class Access:
     """What a kernel reads or writes in a buffer. ``boxes`` None: the whole buffer, for want of a bound.
 
     ``must`` (writes only): every byte of the boxes is certainly written. ``valid_for`` "content": true for the
-    traced values alone, so good for cost estimates and nothing else.
+    traced values alone, so good for cost estimates and nothing else. ``launch``: the kernel's launch that makes it,
+    None where only ops are known.
     """
 
     program: int
@@ -46,6 +47,7 @@ class Access:
     detail: str = ""
     part: str = WHOLE
     target: str = OPS_TARGET
+    launch: int | None = None
 
     @property
     def needs_content(self) -> bool:

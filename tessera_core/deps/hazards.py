@@ -18,6 +18,12 @@ from tessera_core.deps.graph import Access, Edge, Hazard, Precision, looser, uni
 from tessera_core.program.boxes import Box, ByteSet, covers, may_overlap
 from tessera_core.program.ir import Evidence
 
+CELLS = 4096
+"""Equal parts of a buffer by which accesses are looked up."""
+
+NARROW_CELLS = 64
+"""Accesses that span more of them are compared with all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hazards:
@@ -109,6 +115,54 @@ class _Found:
         )
 
 
+class _Lives:
+    """Accesses to one buffer, found by the bytes between their bounds, so that kernels that share a buffer piece by
+    piece are not each compared with every other."""
+
+    def __init__(self, size: int) -> None:
+        self._cell = max(1, -(-size // CELLS))
+        self._all: dict[int, _Live] = {}  # by age
+        self._cells: dict[int, set[int]] = defaultdict(set)
+        self._wide: set[int] = set()
+        self._ages: dict[int, int] = {}  # by identity
+        self._next = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    def add(self, live: _Live) -> None:
+        """Enter the newest access."""
+        age, self._next = self._next, self._next + 1
+        self._all[age] = live
+        self._ages[id(live)] = age
+        for members in self._places(live):
+            members.add(age)
+
+    def remove(self, live: _Live) -> None:
+        """Forget an access."""
+        age = self._ages.pop(id(live))
+        del self._all[age]
+        for members in self._places(live):
+            members.discard(age)
+
+    def near(self, live: _Live) -> list[_Live]:
+        """Those whose bounds meet its bounds, oldest first."""
+        cells = self._span(live)
+        if len(cells) > NARROW_CELLS:
+            ages: Iterable[int] = self._all
+        else:
+            ages = sorted(self._wide.union(*(self._cells[cell] for cell in cells if cell in self._cells)))
+        found = (self._all[age] for age in ages)
+        return [other for other in found if other.low < live.high and live.low < other.high]
+
+    def _span(self, live: _Live) -> range:
+        return range(live.low // self._cell, (live.high - 1) // self._cell + 1)
+
+    def _places(self, live: _Live) -> list[set[int]]:
+        cells = self._span(live)
+        return [self._wide] if len(cells) > NARROW_CELLS else [self._cells[cell] for cell in cells]
+
+
 class _Timeline:
     """One buffer through the program: who may have written each byte last, and who has read it since."""
 
@@ -116,8 +170,8 @@ class _Timeline:
         self._buffer = buffer
         self._whole = (Box.interval(0, max(size, 1)),)
         self._edges = edges
-        self._writers: list[_Live] = []
-        self._readers: list[_Live] = []
+        self._writers = _Lives(size)
+        self._readers = _Lives(size)
         # A generation lasts from one write that replaces everything to the next.
         self._generation: list[int] = []
         self._inexact = False
@@ -135,7 +189,8 @@ class _Timeline:
             self._meet(self._writers, live, "WAW")
             self._meet(self._readers, live, "WAR")
         # Its own reads are overwritten by its own writes: whoever writes later meets it as a writer.
-        self._readers.extend(reads)
+        for live in reads:
+            self._readers.add(live)
         for live in writes:
             if live.access.must:
                 self._kill(live)
@@ -152,10 +207,9 @@ class _Timeline:
         low, high = min(box.low for box in boxes), max(box.high for box in boxes)
         return _Live(access, boxes, low, high, ByteSet.of(boxes))
 
-    def _meet(self, earlier: Sequence[_Live], later: _Live, hazard: Hazard) -> None:
+    def _meet(self, lives: _Lives, later: _Live, hazard: Hazard) -> None:
+        earlier = lives.near(later)
         for index, live in enumerate(earlier):
-            if live.high <= later.low or later.high <= live.low:
-                continue
             boxes, exact = _shared(live, later)
             if boxes == ():
                 continue
@@ -202,12 +256,12 @@ class _Timeline:
 
     def _kill(self, killer: _Live) -> None:
         """Take a must-write's bytes from all that came before it."""
-        self._writers = [live for live in self._writers if self._survives(live, killer, writer=True)]
-        self._readers = [live for live in self._readers if self._survives(live, killer, writer=False)]
+        for lives in (self._writers, self._readers):
+            for live in lives.near(killer):
+                if not self._survives(live, killer, writer=lives is self._writers):
+                    lives.remove(live)
 
     def _survives(self, live: _Live, killer: _Live, *, writer: bool) -> bool:
-        if live.high <= killer.low or killer.high <= live.low:
-            return True
         if killer.alive is not None and live.alive is not None:
             left = live.alive - killer.alive
             if left.bytes < live.alive.bytes:
@@ -227,7 +281,8 @@ class _Timeline:
         """Enter a kernel's writes; its must-writes have already killed."""
         if not self._writers:
             self._close()
-        self._writers.extend(writes)
+        for live in writes:
+            self._writers.add(live)
         self._generation.append(writes[0].access.kernel)
         self._inexact = self._inexact or any(not live.access.must for live in writes)
 

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_safetensors
+
 from tessera_core.deps.accesses import fold_ops, without_internal
-from tessera_core.deps.graph import LOOSEST_FIRST, WEAKEST_FIRST, Access, Edge, Precision
+from tessera_core.deps.graph import LOOSEST_FIRST, WEAKEST_FIRST, Access, Edge, Precision, union_of_chains
 from tessera_core.deps.hazards import Hazards, find_hazards, precision_counts, with_ties
-from tessera_core.deps.ptx_evidence import TargetEvidence, target_evidence
+from tessera_core.deps.ptx_evidence import LaunchBlocks, TargetEvidence, target_evidence
 from tessera_core.deps.races import check_races
 from tessera_core.program.ir import Evidence, Program, Trace
 from tessera_core.program.store import boxes_to_rows, trace_from_bundle
 from tessera_core.report.facts import Facts, FactTable
+from tessera_formats.bundle import Bundle
 from tessera_formats.deps import DEPS, OPS_TARGET, write_deps
-from tessera_formats.errors import InputError
+from tessera_formats.errors import ArtifactError, InputError, VerificationError
 from tessera_formats.trace import read_trace
+
+Validator = Callable[[Trace, Bundle, str], Facts]
 
 FALLBACKS_SHOWN = 12
 """Reasons listed in the summary; all are in the artifact, one per access."""
@@ -26,16 +32,23 @@ FALLBACKS_SHOWN = 12
 
 @dataclass(frozen=True, slots=True)
 class DepsStage:
-    """Dependencies by schema and declaration (always) and by the PTX of ``targets`` (None: all captured ones)."""
+    """Dependencies by schema and declaration (always) and by the PTX of ``targets`` (None: all captured ones).
+
+    ``resolve``: look addresses that depend on data up in the constants that the trace stores. ``validator``: puts
+    a target's result to the test on a GPU, before anything is written; its facts say ``kernels_refuted``.
+    """
 
     targets: tuple[str, ...] | None = None
+    resolve: bool = False
+    validator: Validator | None = None
 
     def run(self, trace: Path, output: Path, progress: Callable[[str], None] = lambda _: None) -> Facts:
         """Analyse ``trace`` and write the deps artifact to ``output``.
 
         Raises InputError for a target that the trace lacks, PtxSyntaxError for a module that is not PTX,
-        ModelError for a race between streams and where a declaration and the PTX contradict each other; nothing
-        is written then.
+        ModelError for a race between streams and where a declaration and the PTX contradict each other; to
+        validate, InputError without a GPU and VerificationError where it refutes an access. Nothing is written
+        then.
         """
         bundle = read_trace(trace)
         program_trace = trace_from_bundle(bundle)
@@ -47,14 +60,30 @@ class DepsStage:
                     f"{trace}: has no target {name} (it has {', '.join((OPS_TARGET, *captured))});"
                     f" add it with tessera trace --ptx-target {name}"
                 )
-        results = [analyse_target(program_trace, None)]
+        by_ops = {program.id: fold_ops(program_trace, program) for program in program_trace.programs}
+        results = [analyse_target(program_trace, None, by_ops)]
+        content = stored_content(program_trace) if self.resolve else {}
+        if self.validator is not None and not set(chosen) - {OPS_TARGET}:
+            raise InputError(
+                f"{trace}: has no captured target to validate; add one with tessera trace --capture"
+            )
         for name in sorted(set(chosen) - {OPS_TARGET}):
             progress(f"analysing the PTX of {name}")
-            results.append(analyse_target(program_trace, target_evidence(program_trace, bundle, name)))
+            results.append(
+                analyse_target(program_trace, target_evidence(program_trace, bundle, name, content), by_ops)
+            )
         # What PTX bounds closer than a declaration may be no race after all.
         for result in results[1:] or results:
             for number, found in result.hazards.items():
                 check_races(program_trace, program_trace.programs[number], found.edges)
+        tested = (
+            []
+            if self.validator is None
+            else [
+                _validated(self.validator(program_trace, bundle, r.target), bundle, r.target)
+                for r in results[1:]
+            ]
+        )
         info = {
             "program_digest": program_trace.digest,
             "targets": [result.target for result in results],
@@ -62,7 +91,37 @@ class DepsStage:
             "unknown_opcodes": sorted({opcode for result in results for opcode in result.unknown_opcodes}),
         }
         write_deps(output, info, deps_tables(results))
-        return _facts(output, program_trace, info, results)
+        facts = _facts(output, program_trace, info, results)
+        facts = replace(facts, tables=(*facts.tables, *(table for found in tested for table in found.tables)))
+        return _with_resolved(facts, results, content) if self.resolve else facts
+
+
+def _validated(facts: Facts, bundle: Bundle, target: str) -> Facts:
+    """A validator's tables under the target's name, where it refuted nothing."""
+    if facts.values["kernels_refuted"]:
+        raise VerificationError(
+            f"{bundle.path}: {facts.values['kernels_refuted']} of {facts.values['kernels_tested']} kernels of"
+            f" {target} touch other bytes than was concluded from their launches; report this as a bug"
+        )
+    tables = (FactTable(f"{t.title}, {target}", t.columns, t.rows) for t in facts.tables)
+    return replace(facts, tables=tuple(tables))
+
+
+def stored_content(trace: Trace) -> dict[int, bytes]:
+    """The bytes of the buffers that the trace stores and that no op writes."""
+    written = {
+        trace.tensors[operand.tensor].buffer
+        for program in trace.programs
+        for op in program.ops
+        for operand in op.operands
+        if operand.mode == "write"
+    }
+    try:
+        stored = load_safetensors(trace.constants)
+    except (SafetensorError, ValueError) as problem:
+        raise ArtifactError(f"trace constants are damaged ({problem}); trace again") from problem
+    found = {int(name.removeprefix("buffer.")): value.tobytes() for name, value in stored.items()}
+    return {buffer: value for buffer, value in found.items() if buffer not in written}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +136,21 @@ class TargetResult:
     own: tuple[Access, ...]
     hazards: Mapping[int, Hazards]
     coverage: Mapping[tuple[Evidence, Precision], tuple[int, int, int]]
+    blocks: tuple[LaunchBlocks, ...] = ()
+    resolved: int = 0
     modules: tuple[str, ...] = ()
     unknown_opcodes: tuple[str, ...] = ()
     fallbacks: tuple[tuple[int, str], ...] = ()
 
 
-def analyse_target(trace: Trace, evidence: TargetEvidence | None) -> TargetResult:
-    """Accesses and hazards of all programs: by schema and declaration, or with a target's evidence in their place."""
+def analyse_target(
+    trace: Trace, evidence: TargetEvidence | None, by_ops: Mapping[int, Sequence[Access]] | None = None
+) -> TargetResult:
+    """Accesses and hazards of all programs: by schema and declaration, or with a target's evidence in their place.
+
+    ``by_ops``: what :func:`fold_ops` says of each program, where that is known already.
+    """
+    by_ops = by_ops or {program.id: fold_ops(trace, program) for program in trace.programs}
     own: list[Access] = []
     hazards: dict[int, Hazards] = {}
     counts: dict[tuple[Evidence, Precision], list[int]] = defaultdict(lambda: [0, 0, 0])
@@ -91,10 +158,13 @@ def analyse_target(trace: Trace, evidence: TargetEvidence | None) -> TargetResul
     sizes = [buffer.bytes for buffer in trace.buffers]
     homed = frozenset(buffer.id for buffer in trace.buffers if buffer.kind == "state")
     for program in trace.programs:
-        used = _used(trace, program, evidence)
+        used = _used(trace, program, by_ops[program.id], evidence)
         target = OPS_TARGET if evidence is None else evidence.target
         own.extend(access for access in used if access.target == target)
         found = with_ties(find_hazards(used, sizes, homed), program.ties())
+        if evidence is not None and program.id in evidence.chains:
+            together = union_of_chains([*found.chains, *evidence.chains[program.id]])
+            found = replace(found, chains=together)
         hazards[program.id] = found
         kernels: dict[tuple[Evidence, Precision], set[int]] = defaultdict(set)
         for access in used:
@@ -116,6 +186,8 @@ def analyse_target(trace: Trace, evidence: TargetEvidence | None) -> TargetResul
         own=tuple(own),
         hazards=hazards,
         coverage={key: (a, k, e) for key, (a, k, e) in counts.items()},
+        blocks=() if evidence is None else evidence.blocks,
+        resolved=0 if evidence is None else evidence.resolved,
         modules=() if evidence is None else evidence.modules,
         unknown_opcodes=() if evidence is None else evidence.unknown_opcodes,
         fallbacks=tuple(counted) if evidence is None else evidence.fallbacks,
@@ -134,6 +206,9 @@ def deps_tables(results: Sequence[TargetResult]) -> dict[str, Any]:
                     {"target": result.target, "program": program, "chain": number, "kernel": kernel}
                     for kernel in chain
                 )
+        for launch in result.blocks:
+            rows["block_footprints"].extend(_block_rows(result.target, launch))
+            rows["splits"].append(_split_row(result.target, launch))
         rows["coverage"].extend(
             dict(zip(_COVERAGE, (result.target, *key, *numbers), strict=True))
             for key, numbers in sorted(result.coverage.items(), key=_strongest_first)
@@ -144,17 +219,51 @@ def deps_tables(results: Sequence[TargetResult]) -> dict[str, Any]:
 _COVERAGE = ("target", "evidence", "precision", "accesses", "kernels", "edges")
 
 
-def _used(trace: Trace, program: Program, evidence: TargetEvidence | None) -> list[Access]:
-    by_ops = fold_ops(trace, program)
+def _used(
+    trace: Trace, program: Program, by_ops: Sequence[Access], evidence: TargetEvidence | None
+) -> list[Access]:
     if evidence is not None:
         replaced = evidence.kernels.get(program.id, frozenset())
-        by_ops = [access for access in by_ops if access.kernel not in replaced]
-        by_ops.extend(evidence.accesses.get(program.id, ()))
+        own = evidence.accesses.get(program.id, ())
+        by_ops = [*(access for access in by_ops if access.kernel not in replaced), *own]
     return without_internal(trace, program, by_ops)
 
 
 def _access_row(access: Access) -> dict[str, Any]:
     return {name: getattr(access, name) for name in _ACCESS_FIELDS} | {"boxes": boxes_to_rows(access.boxes)}
+
+
+def _block_rows(target: str, launch: LaunchBlocks) -> Iterator[dict[str, Any]]:
+    for found in launch.footprints:
+        yield {
+            "target": target,
+            "program": launch.program,
+            "kernel": launch.kernel,
+            "launch": launch.launch,
+            "buffer": found.buffer,
+            "mode": found.mode,
+            "must": found.must,
+            "first": found.first,
+            "last": found.last,
+            "boxes": boxes_to_rows(found.boxes),
+            "step": found.step,
+        }
+
+
+def _split_row(target: str, launch: LaunchBlocks) -> dict[str, Any]:
+    split = launch.split
+    return {
+        "target": target,
+        "program": launch.program,
+        "kernel": launch.kernel,
+        "launch": launch.launch,
+        "blocks": split.blocks,
+        "independent": split.independent,
+        "disjoint_writes": split.disjoint_writes,
+        "reads_apart": split.reads_apart,
+        "atomics": split.atomics,
+        "reason": split.reason,
+    }
 
 
 def _edge_row(edge: Edge) -> dict[str, Any]:
@@ -219,3 +328,14 @@ def _facts(output: Path, trace: Trace, info: Mapping[str, Any], results: Sequenc
         "reasons_not_exact": len(fallbacks),
     }
     return Facts("dependencies between kernels", values, tuple(tables))
+
+
+def _with_resolved(facts: Facts, results: Sequence[TargetResult], content: Mapping[int, bytes]) -> Facts:
+    """The facts with what ``--resolve`` found, and how much it had to go by."""
+    values = {**facts.values, "stored_buffers": len(content), "resolved": sum(r.resolved for r in results)}
+    loose = sum(
+        access.precision == "bounded" and access.evidence == "ptx" and access.valid_for == "shapes"
+        for result in results
+        for access in result.own
+    )
+    return replace(facts, values={**values, "not_resolved": max(0, loose - values["resolved"])})

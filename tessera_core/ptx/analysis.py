@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from tessera_core.ptx.blocks import BlockFootprint, BlockRecorder, Split, block_footprints, split_of
 from tessera_core.ptx.footprint import Footprint, PtxAccess
 from tessera_core.ptx.interpreter import Interpreter
 from tessera_core.ptx.kernel import Kernel, kernel_of
@@ -22,7 +23,15 @@ from tessera_core.ptx.parameters import LaunchShape, Relocation
 from tessera_core.ptx.syntax import Module
 from tessera_core.ptx.values import BlocksDiffer, Int
 
-__all__ = ["LaunchAnalysis", "LaunchShape", "PtxAccess", "Relocation", "analyse_launch"]
+__all__ = [
+    "BlockFootprint",
+    "LaunchAnalysis",
+    "LaunchShape",
+    "PtxAccess",
+    "Relocation",
+    "Split",
+    "analyse_launch",
+]
 
 # Blocks beyond this are not told apart: block indices become intervals.
 BLOCKS_LIMIT = 1 << 20
@@ -38,33 +47,48 @@ class LaunchAnalysis:
     """All accesses of one launch to buffers. ``unknown_opcodes``: opcodes that the effects table lacks.
     ``fallbacks``: one line per reason for which not even the base of an access is known, with the line in the
     module. ``written_variables``: module variables in device memory that may be written, with the line; they are
-    nobody's buffer, so whoever relies on ``accesses`` must refuse such a launch."""
+    nobody's buffer, so whoever relies on ``accesses`` must refuse such a launch. ``block_footprints`` and ``split``
+    tell the blocks apart (see `blocks.py`)."""
 
     accesses: tuple[PtxAccess, ...]
     unknown_opcodes: tuple[str, ...]
     fallbacks: tuple[str, ...]
+    block_footprints: tuple[BlockFootprint, ...]
+    split: Split
     written_variables: tuple[tuple[str, int], ...] = ()
 
 
-def analyse_launch(module: Module, launch: LaunchShape, buffer_bytes: Mapping[int, int]) -> LaunchAnalysis:
+def analyse_launch(
+    module: Module,
+    launch: LaunchShape,
+    buffer_bytes: Mapping[int, int],
+    content: Mapping[int, bytes] | None = None,
+) -> LaunchAnalysis:
     """The reads and writes of ``launch``, in bytes from the start of each buffer.
 
     ``buffer_bytes``: size of every buffer that the launch could reach; where the base of an address is unknown, all
     of them count as read and written. Results are remembered per module and launch, whatever the buffers are called.
+    ``content``: bytes of buffers that the launch only reads, from which addresses may be computed; the result then
+    holds for this content alone.
 
     Raises InputError where the module has no such kernel.
     """
     names = tuple(dict.fromkeys(relocation.buffer for relocation in launch.relocations))
     number = {buffer: index for index, buffer in enumerate(names)}
-    content = bytearray(launch.parameters)
+    block = bytearray(launch.parameters)
     for relocation in launch.relocations:
-        content[relocation.offset : relocation.offset + 8] = bytes(8)
+        block[relocation.offset : relocation.offset + 8] = bytes(8)
     canonical = replace(
         launch,
-        parameters=bytes(content[: len(launch.parameters)]),
+        parameters=bytes(block[: len(launch.parameters)]),
         relocations=tuple(Relocation(r.offset, number[r.buffer], r.byte_offset) for r in launch.relocations),
     )
-    result = _analyse(module, canonical, tuple(buffer_bytes.get(buffer, 0) for buffer in names))
+    sizes = tuple(buffer_bytes.get(buffer, 0) for buffer in names)
+    if content:
+        stored = {number[buffer]: found for buffer, found in content.items() if buffer in number}
+        result = _result(module, canonical, sizes, stored)
+    else:
+        result = _remembered(module, canonical, sizes)
     accesses = [
         replace(access, buffer=names[access.buffer])
         for access in result.accesses
@@ -99,6 +123,10 @@ def analyse_launch(module: Module, launch: LaunchShape, buffer_bytes: Mapping[in
                 ),
             )
         ),
+        block_footprints=tuple(
+            replace(footprint, buffer=names[footprint.buffer]) for footprint in result.block_footprints
+        ),
+        split=result.split,
         written_variables=tuple((name, at) for (name, mode), at in result.variables if mode == "write"),
     )
 
@@ -109,39 +137,59 @@ class _Result:
     unknown_opcodes: tuple[str, ...]
     everything: tuple[tuple[str, int], ...]
     variables: tuple[tuple[tuple[str, Literal["read", "write"]], int], ...]
+    block_footprints: tuple[BlockFootprint, ...]
+    split: Split
 
 
 @lru_cache(maxsize=4096)
-def _analyse(module: Module, launch: LaunchShape, sizes: tuple[int, ...]) -> _Result:
+def _remembered(module: Module, launch: LaunchShape, sizes: tuple[int, ...]) -> _Result:
+    return _result(module, launch, sizes, {})
+
+
+def _result(
+    module: Module, launch: LaunchShape, sizes: tuple[int, ...], content: Mapping[int, bytes]
+) -> _Result:
     kernel = kernel_of(module, launch.entry)
-    footprint = _interpret(kernel, launch)
+    footprint, groups = _interpret(kernel, launch, content)
     steps = kernel.flow.steps
+    everything = bool(footprint.everything)
     return _Result(
         accesses=footprint.accesses(dict(enumerate(sizes))),
         unknown_opcodes=tuple(sorted({".".join(step.parts) for step in steps if not step.effects.known})),
         everything=tuple(footprint.everything.items()),
         variables=tuple(footprint.variables.items()),
+        block_footprints=() if groups is None or everything else block_footprints(groups, launch.grid),
+        split=split_of(groups, footprint, kernel.flow, launch.grid),
     )
 
 
-def _interpret(kernel: Kernel, launch: LaunchShape) -> Footprint:
-    """Interpret all blocks together, dividing them where they behave differently."""
+def _interpret(
+    kernel: Kernel, launch: LaunchShape, content: Mapping[int, bytes]
+) -> tuple[Footprint, list[BlockRecorder] | None]:
+    """Interpret all blocks together, dividing them where they behave differently.
+
+    Returns what they do in all, and group by group; None where blocks were not told apart.
+    """
     blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
     total = Footprint()
-    waiting: list[Int] = []
-    if 0 < blocks <= BLOCKS_LIMIT:
-        waiting.append(np.arange(blocks, dtype=np.int64))
-    elif blocks:
-        return Interpreter(kernel, launch, None).run()
+    if not 0 < blocks <= BLOCKS_LIMIT:
+        return (Interpreter(kernel, launch, None).run() if blocks else total), None
+    recorders: list[BlockRecorder] = []
+    waiting: list[Int] = [np.arange(blocks, dtype=np.int64)]
     groups = 1
     while waiting:
         group = waiting.pop()
+        interpreter = Interpreter(kernel, launch, group)
+        recorder = BlockRecorder(group)
+        interpreter.threads.memory.content = content
+        interpreter.threads.memory.record_in(recorder)
         try:
-            total.merge(Interpreter(kernel, launch, group).run())
+            total.merge(interpreter.run())
+            recorders.append(recorder)
         except BlocksDiffer as different:
             parts = [group[different.classes == value] for value in np.unique(different.classes)]
             groups += len(parts) - 1
             if groups > GROUPS_LIMIT:
-                return Interpreter(kernel, launch, None).run()
+                return Interpreter(kernel, launch, None).run(), None
             waiting.extend(parts)
-    return total
+    return total, recorders

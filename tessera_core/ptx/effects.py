@@ -2,23 +2,40 @@
 written, surely or perhaps, and how many bytes. An opcode that is neither here nor among the register-only ones is
 unknown: it still parses, is counted, and is assumed to read and write whatever its launch can reach.
 
-Source: PTX ISA 9.0, chapter 9 (instruction set).
+Source: PTX ISA 9.0, chapter 9 (instruction set); each row names its section and says why it is right.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 from tessera_core.ptx.parser import type_bytes
 
-Extent = Literal["type", "operand", "whole"]
+# How the bytes of an operand are told: by the type (times vector lanes), by the whole matrix fragment and its
+# stride, by the tensor map that the operand points to, or not at all.
+Extent = Literal["type", "matrix", "tensor", "unknown"]
 
 _NAMED_SPACES = "global local const shared shared::cta shared::cluster param param::entry param::func"
 _SPACES = frozenset(_NAMED_SPACES.split())
 _VECTOR_LANES = {"v2": 2, "v4": 4, "v8": 8}
+_TYPE = re.compile(r"[busf]\d+(?:x\d+)?|bf16(?:x2)?|tf32|e[2345]m[0-9]\w*|pred")
+_MATRIX_SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
 _DESCRIPTOR_BYTES = 128  # a tensor map
+_CACHE_LINE_BYTES = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """A fragment in memory: ``rows`` runs of ``row_bytes``, apart by ``stride_unit_bits`` times the stride operand
+    (dense where the instruction names no stride)."""
+
+    rows: int
+    row_bytes: int
+    stride_unit_bits: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +43,11 @@ class Touch:
     """One memory operand of an instruction.
 
     ``operand``: its index. ``space``: a state space, or ``generic``. ``bytes``: bytes per thread, or None where the
-    instruction's extent is not known from its text (then the whole allocation is meant). ``size_operand``: index of
-    an operand that holds the number of bytes really touched, at most ``bytes`` where that is known. ``sure``:
-    whether the instruction, once executed, touches every one of these bytes.
+    instruction's extent is not known from its opcode. ``count_operand``: index of the operand that states the
+    bytes. ``size_operand``: index of an optional operand that holds the number of bytes really touched, at most
+    those, or a predicate under which nothing is. ``stride_operand``: index of the optional stride of ``matrix``.
+    ``tensor``: the mode (``tile``, ``im2col``, ``gather``) in which a tensor map at this operand is followed.
+    ``sure``: whether the instruction, once executed, touches every one of these bytes.
     """
 
     operand: int
@@ -36,116 +55,276 @@ class Touch:
     reads: bool
     writes: bool
     bytes: int | None
+    count_operand: int | None = None
     size_operand: int | None = None
+    matrix: Matrix | None = None
+    stride_operand: int | None = None
+    tensor: str = ""
     sure: bool = True
+
+    def needs(self) -> tuple[int, ...]:
+        """Indices of the operands that decide which bytes are touched."""
+        others = (self.count_operand, self.size_operand, self.stride_operand)
+        return (self.operand, *(index for index in others if index is not None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effects:
-    """Everything that one opcode does to memory. ``reaches_all`` names why its addresses cannot be told at all."""
+    """Everything that one opcode does to memory. ``reaches_all`` names why its addresses cannot be told at all.
+    ``describes``: index of an operand that becomes the base of the tensor map at operand 0; ``copies_map``: whether
+    the tensor map at operand 1 is copied there. ``cancels_blocks``: whether blocks of
+    this launch may never run, others doing their work."""
 
     touches: tuple[Touch, ...] = ()
     reaches_all: str = ""
     known: bool = True
+    describes: int | None = None
+    copies_map: bool = False
+    cancels_blocks: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One memory operand of a row. ``mode``: ``r``, ``w`` or ``rw``. ``space`` empty: the ``named``-th space in the
+    opcode, generic where it names none. ``extent``: how the bytes are told, or their number; ``count``, ``size``
+    and ``stride``: indices of the operands of these meanings (see :class:`Touch`)."""
+
+    operand: int
+    mode: Literal["r", "w", "rw"]
+    space: str = ""
+    named: int = 0
+    extent: Extent | int = "type"
+    count: int | None = None
+    size: int | None = None
+    stride: int | None = None
+    sure: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A line of the table: the opcode's leading parts, modifiers that must all be present, and the effect.
-
-    ``space`` empty: taken from the modifiers, generic where they name none. ``spaces``: one per touched operand
-    where the opcode names several in order. ``extent``: ``type`` (type times vector lanes), ``operand`` (an
-    immediate operand, ``extent_operand``), ``whole`` (not told), or a number of bytes.
-    """
+    """A line of the table: the opcode's leading parts, modifiers that must all be present (those joined by a dot, one
+    after the other), the memory operands, and ``why``: the section of the PTX ISA, and what in it makes the row
+    right."""
 
     opcode: str
+    why: str
     requires: tuple[str, ...] = ()
-    reads: tuple[int, ...] = ()
-    writes: tuple[int, ...] = ()
-    space: str = ""
-    spaces: tuple[str, ...] = ()
-    extent: Extent | int = "type"
-    extent_operand: int | None = None
-    size_operand: int | None = None
-    sure: bool = True
+    places: tuple[Place, ...] = ()
     reaches_all: str = ""
+    describes: int | None = None
+    copies_map: bool = False
+    cancels_blocks: bool = False
+
+    def matches(self, opcode: str) -> bool:
+        """Whether the row is about this full dotted opcode."""
+        dotted = f".{opcode}."
+        return dotted.startswith(f".{self.opcode}.") and all(f".{part}." in dotted for part in self.requires)
 
 
-_TENSOR_MAP = "the address is inside a tensor map"
+_COMPLETES = "mbarrier::complete_tx::bytes"
+_TO_GLOBAL = ("global.shared::cta",)
+_PEERS = "a multicast address reaches the memory of peers"
 _HANDLE = "the address is behind a texture or surface handle"
+_CALLEE = "a called function may touch what it can reach"
 
 # First match wins: rows with more modifiers stand before the general row of their opcode.
 TABLE: tuple[Row, ...] = (
-    Row(opcode="ld", reads=(1,)),
-    Row(opcode="ldu", reads=(1,)),
-    Row(opcode="st", requires=("async",), writes=(0,), space="shared"),
-    Row(opcode="st", requires=("bulk",), writes=(0,), space="shared", extent="whole", sure=False),
-    Row(opcode="st", writes=(0,)),
-    # The value left behind depends on what was there, so an atomic never counts as a sure write.
-    Row(opcode="atom", reads=(1,), writes=(1,), sure=False),
-    Row(opcode="red", requires=("async",), reads=(0,), writes=(0,), space="shared", sure=False),
-    Row(opcode="red", reads=(0,), writes=(0,), sure=False),
-    Row(opcode="cp.async.commit_group"),
-    Row(opcode="cp.async.wait_group"),
-    Row(opcode="cp.async.wait_all"),
-    Row(opcode="cp.async.mbarrier"),
-    Row(opcode="cp.async.bulk.commit_group"),
-    Row(opcode="cp.async.bulk.wait_group"),
-    Row(opcode="cp.async.bulk.prefetch"),
-    Row(opcode="cp.async.bulk.tensor", reaches_all=_TENSOR_MAP),
-    Row(opcode="cp.async.bulk", writes=(0,), reads=(1,), spaces=("", ""), extent="whole", sure=False),
-    Row(opcode="cp.reduce.async.bulk.tensor", reaches_all=_TENSOR_MAP),
+    # Loads and stores
     Row(
-        opcode="cp.reduce.async.bulk", writes=(0,), reads=(0, 1), spaces=("", ""), extent="whole", sure=False
+        opcode="ld", places=(Place(operand=1, mode="r"),), why="ld: type times vector bytes at [a], any space"
+    ),
+    Row(opcode="ldu", places=(Place(operand=1, mode="r"),), why="ldu: as ld, read-only data"),
+    Row(
+        opcode="st",
+        requires=("async", _COMPLETES),
+        places=(Place(operand=0, mode="w", space="shared"),),
+        why="st.async: with an mbarrier, [a] is shared memory of the cluster, whatever its spelling",
+    ),
+    Row(
+        opcode="st",
+        requires=("bulk",),
+        places=(Place(operand=0, mode="w", space="shared", extent="unknown", count=1),),
+        why="st.bulk: fills size bytes of shared memory; a generic [a] must lie there too",
+    ),
+    Row(
+        opcode="st", places=(Place(operand=0, mode="w"),), why="st: type times vector bytes at [a], any space"
+    ),
+    # Atomics. What is left behind depends on what was there, so an atomic never counts as a sure write.
+    Row(
+        opcode="atom",
+        places=(Place(operand=1, mode="rw", sure=False),),
+        why="atom: reads and rewrites type times vector bytes at [a]; cas may leave them",
+    ),
+    Row(
+        opcode="red",
+        requires=("async", _COMPLETES),
+        places=(Place(operand=0, mode="rw", space="shared", sure=False),),
+        why="red.async: with an mbarrier, [a] is shared memory of the cluster",
+    ),
+    Row(
+        opcode="red",
+        places=(Place(operand=0, mode="rw", sure=False),),
+        why="red: as atom, without a result",
+    ),
+    # Asynchronous copies
+    Row(opcode="cp.async.commit_group", why="cp.async.commit_group: groups copies that other rows report"),
+    Row(opcode="cp.async.wait_group", why="cp.async.wait_group: waits"),
+    Row(opcode="cp.async.wait_all", why="cp.async.wait_all: waits"),
+    Row(opcode="cp.async.mbarrier", why="cp.async.mbarrier.arrive: an mbarrier lives in shared memory"),
+    Row(opcode="cp.async.bulk.commit_group", why="cp.async.bulk.commit_group: groups copies"),
+    Row(opcode="cp.async.bulk.wait_group", why="cp.async.bulk.wait_group: waits"),
+    Row(opcode="cp.async.bulk.prefetch", why="cp.async.bulk.prefetch(.tensor): moves lines to L2, no value"),
+    Row(
+        opcode="cp.async.bulk.tensor",
+        requires=_TO_GLOBAL,
+        places=(
+            Place(operand=0, mode="w", space="global", extent="tensor"),
+            Place(operand=1, mode="r", space="shared", extent="unknown"),
+        ),
+        why="cp.async.bulk.tensor: the tensor map comes first where global memory is the destination",
+    ),
+    Row(
+        opcode="cp.async.bulk.tensor",
+        places=(
+            Place(operand=0, mode="w", space="shared", extent="unknown"),
+            Place(operand=1, mode="r", space="global", extent="tensor"),
+        ),
+        why="cp.async.bulk.tensor: the tensor map comes second where shared memory is the destination",
+    ),
+    Row(
+        opcode="cp.reduce.async.bulk.tensor",
+        places=(
+            Place(operand=0, mode="rw", space="global", extent="tensor"),
+            Place(operand=1, mode="r", space="shared", extent="unknown"),
+        ),
+        why="cp.reduce.async.bulk.tensor: combines shared memory into the tensor",
+    ),
+    Row(
+        opcode="cp.async.bulk",
+        requires=("cp_mask",),
+        places=(
+            Place(operand=0, mode="w", named=0, extent="unknown", count=2, sure=False),
+            Place(operand=1, mode="r", named=1, extent="unknown", count=2),
+        ),
+        why="cp.async.bulk.cp_mask: only the bytes that the mask selects are written",
+    ),
+    Row(
+        opcode="cp.async.bulk",
+        places=(
+            Place(operand=0, mode="w", named=0, extent="unknown", count=2),
+            Place(operand=1, mode="r", named=1, extent="unknown", count=2, sure=False),
+        ),
+        why="cp.async.bulk: size bytes from [src] to [dst], spaces named in that order; may skip ends of the source",
+    ),
+    Row(
+        opcode="cp.reduce.async.bulk",
+        places=(
+            Place(operand=0, mode="rw", named=0, extent="unknown", count=2, sure=False),
+            Place(operand=1, mode="r", named=1, extent="unknown", count=2),
+        ),
+        why="cp.reduce.async.bulk: combines size bytes of [src] into [dst]",
     ),
     Row(
         opcode="cp.async",
-        writes=(0,),
-        reads=(1,),
-        spaces=("shared", "global"),
-        extent="operand",
-        extent_operand=2,
-        size_operand=3,
+        places=(
+            Place(operand=0, mode="w", space="shared", extent="unknown", count=2),
+            Place(operand=1, mode="r", space="global", extent="unknown", count=2, size=3),
+        ),
+        why="cp.async: cp-size bytes to shared; reads src-size of them, or none where ignore-src holds",
     ),
-    Row(opcode="ldmatrix", reads=(1,), space="shared", extent="whole", sure=False),
-    Row(opcode="stmatrix", writes=(0,), space="shared", extent="whole", sure=False),
-    Row(opcode="wmma.load", reads=(1,), extent="whole", sure=False),
-    Row(opcode="wmma.store", writes=(0,), extent="whole", sure=False),
-    Row(opcode="prefetch"),
-    Row(opcode="prefetchu"),
-    Row(opcode="applypriority"),
-    Row(opcode="discard", writes=(0,), extent=128, sure=False),
-    Row(opcode="tensormap.replace", writes=(0,), reads=(0,), extent=_DESCRIPTOR_BYTES, sure=False),
+    # Matrices
+    Row(
+        opcode="ldmatrix",
+        places=(Place(operand=1, mode="r", space="shared", extent="unknown", sure=False),),
+        why="ldmatrix: [p] is shared memory, also where generic",
+    ),
+    Row(
+        opcode="stmatrix",
+        places=(Place(operand=0, mode="w", space="shared", extent="unknown", sure=False),),
+        why="stmatrix: [p] is shared memory, also where generic",
+    ),
+    Row(
+        opcode="wmma.load",
+        places=(Place(operand=1, mode="r", extent="matrix", stride=2),),
+        why="wmma.load: the whole fragment by the warp together, rows or columns a stride apart",
+    ),
+    Row(
+        opcode="wmma.store",
+        places=(Place(operand=0, mode="w", extent="matrix", stride=2),),
+        why="wmma.store: the whole fragment by the warp together, rows or columns a stride apart",
+    ),
+    # Cache control
+    Row(opcode="prefetch", why="prefetch: moves a line or a tensor map to a cache, no value"),
+    Row(opcode="prefetchu", why="prefetchu: moves a line to the uniform cache"),
+    Row(opcode="applypriority", why="applypriority: changes the eviction priority of a line, no value"),
+    Row(
+        opcode="discard",
+        places=(Place(operand=0, mode="w", extent=_CACHE_LINE_BYTES, sure=False),),
+        why="discard: drops a line unwritten, after which its bytes hold anything",
+    ),
+    # Tensor maps
+    Row(
+        opcode="tensormap.replace",
+        requires=("global_address",),
+        places=(Place(operand=0, mode="rw", extent=_DESCRIPTOR_BYTES, sure=False),),
+        describes=1,
+        why="tensormap.replace: a field of the 128-byte map at [addr]; from now on it leads to the new address",
+    ),
+    Row(
+        opcode="tensormap.replace",
+        places=(Place(operand=0, mode="rw", extent=_DESCRIPTOR_BYTES, sure=False),),
+        why="tensormap.replace: a field of the 128-byte map at [addr]",
+    ),
     Row(
         opcode="tensormap.cp_fenceproxy",
-        writes=(0,),
-        reads=(1,),
-        spaces=("global", "shared"),
-        extent=_DESCRIPTOR_BYTES,
-        sure=False,
+        copies_map=True,
+        places=(
+            Place(operand=0, mode="w", named=0, extent=_DESCRIPTOR_BYTES),
+            Place(operand=1, mode="r", named=1, extent=_DESCRIPTOR_BYTES),
+        ),
+        why="tensormap.cp_fenceproxy: copies 128 bytes from shared to global memory",
     ),
-    Row(opcode="multimem.ld_reduce", reaches_all="a multicast address reaches the memory of peers"),
-    Row(opcode="multimem.st", reaches_all="a multicast address reaches the memory of peers"),
-    Row(opcode="multimem.red", reaches_all="a multicast address reaches the memory of peers"),
-    Row(opcode="tex", reaches_all=_HANDLE),
-    Row(opcode="tld4", reaches_all=_HANDLE),
-    Row(opcode="suld", reaches_all=_HANDLE),
-    Row(opcode="sust", reaches_all=_HANDLE),
-    Row(opcode="sured", reaches_all=_HANDLE),
-    Row(opcode="call", reaches_all="a called function may touch what it can reach"),
+    # What cannot be followed
+    Row(
+        opcode="clusterlaunchcontrol.try_cancel",
+        cancels_blocks=True,
+        why="clusterlaunchcontrol.try_cancel: takes over a block not yet started; the answer goes to shared memory",
+    ),
+    Row(
+        opcode="multimem", reaches_all=_PEERS, why="multimem.*: one address stands for memory of several GPUs"
+    ),
+    Row(opcode="tex", reaches_all=_HANDLE, why="tex: the texture's memory is behind its handle"),
+    Row(opcode="tld4", reaches_all=_HANDLE, why="tld4: the texture's memory is behind its handle"),
+    Row(opcode="suld", reaches_all=_HANDLE, why="suld: the surface's memory is behind its handle"),
+    Row(opcode="sust", reaches_all=_HANDLE, why="sust: the surface's memory is behind its handle"),
+    Row(opcode="sured", reaches_all=_HANDLE, why="sured: the surface's memory is behind its handle"),
+    Row(
+        opcode="call", reaches_all=_CALLEE, why="call: a body that is not analysed, a launch, printf, malloc"
+    ),
 )
 
 # Opcodes that touch registers, barriers, shared or tensor memory only: nothing that another launch can see.
-_REGISTER_ONLY = """
-abs activemask add addc and bar barrier bfe bfi bfind bmsk bra brev brkpt brx clusterlaunchcontrol clz cnot
-copysign cos createpolicy cvt cvta div dp2a dp4a elect ex2 exit fence fma fns getctarank griddepcontrol isspacep
-lg2 lop3 mad mad24 madc mapa match max mbarrier membar min mma mov movmatrix mul mul24 nanosleep neg not or
-pmevent popc prmt rcp redux rem ret rsqrt sad selp set setmaxnreg setp shf shfl shl shr sin slct sqrt
-stackrestore stacksave sub subc suq szext tanh tcgen05 testp trap txq vabsdiff vabsdiff2 vabsdiff4 vadd vadd2
-vadd4 vavrg2 vavrg4 vmad vmax vmax2 vmax4 vmin vmin2 vmin4 vote vset vset2 vset4 vshl vshr vsub vsub2 vsub4
-wgmma wmma xor
-"""
-REGISTER_ONLY = frozenset(_REGISTER_ONLY.split())
+_REGISTER_ONLY = {
+    "Integer, extended-precision and mixed-precision arithmetic": """
+        abs add addc bfe bfi bfind bmsk brev clz div dp2a dp4a fns mad mad24 madc max min mul mul24 neg popc rem sad
+        sub subc szext""",
+    "Floating point": "copysign cos ex2 fma lg2 rcp rsqrt sin sqrt tanh testp",
+    "Comparison and selection": "selp set setp slct",
+    "Logic and shift": "and cnot lop3 not or shf shl shr xor",
+    "Moves and conversions that touch no memory": "cvt cvta isspacep mapa getctarank mov prmt shfl createpolicy",
+    "Texture and surface queries, which read the handle alone": "istypep suq txq",
+    "Control flow": "bra brx exit ret",
+    "Synchronisation: barriers, fences and mbarriers, the latter in shared memory": """
+        activemask bar barrier elect fence griddepcontrol match mbarrier membar redux vote""",
+    "Cluster launch control's query of an answer in registers": "clusterlaunchcontrol",
+    "Matrix multiplication on registers, shared and tensor memory": "mma movmatrix tcgen05 wgmma wmma",
+    "Stack manipulation, in local memory": "alloca stackrestore stacksave",
+    "Video": """
+        vabsdiff vabsdiff2 vabsdiff4 vadd vadd2 vadd4 vavrg2 vavrg4 vmad vmax vmax2 vmax4 vmin vmin2 vmin4 vset vset2
+        vset4 vshl vshr vsub vsub2 vsub4""",
+    "Miscellaneous": "brkpt nanosleep pmevent setmaxnreg trap",
+}
+REGISTER_ONLY = frozenset(opcode for opcodes in _REGISTER_ONLY.values() for opcode in opcodes.split())
 
 
 @lru_cache(maxsize=8192)
@@ -153,53 +332,70 @@ def effects_of(opcode: str) -> Effects:
     """The effects of a full dotted opcode (``ld.global.nc.v4.f32``)."""
     parts = opcode.split(".")
     for row in TABLE:
-        wanted = row.opcode.split(".")
-        if parts[: len(wanted)] == wanted and all(modifier in parts for modifier in row.requires):
-            return _resolve(row, parts)
+        if row.matches(opcode):
+            return Effects(
+                touches=tuple(_resolve(place, parts) for place in row.places),
+                reaches_all=row.reaches_all,
+                describes=row.describes,
+                copies_map=row.copies_map,
+                cancels_blocks=row.cancels_blocks,
+            )
     if parts[0] in REGISTER_ONLY:
         return Effects()
     return Effects(reaches_all=f"unknown opcode {opcode}", known=False)
 
 
-def _resolve(row: Row, parts: list[str]) -> Effects:
+def _resolve(place: Place, parts: Sequence[str]) -> Touch:
     named = [part for part in parts[1:] if part in _SPACES]
-    touches: list[Touch] = []
-    for operand in sorted({*row.reads, *row.writes}):
-        if row.spaces:
-            # several spaces are named in operand order: destination, then source
-            space = row.spaces[operand] or (named[operand] if operand < len(named) else "generic")
-        else:
-            space = row.space or (named[0] if named else "generic")
-        touches.append(
-            Touch(
-                operand=operand,
-                space=space.split("::")[0],
-                reads=operand in row.reads,
-                writes=operand in row.writes,
-                bytes=_extent(row, parts),
-                size_operand=row.size_operand,
-                sure=row.sure,
-            )
-        )
-    return Effects(touches=tuple(touches), reaches_all=row.reaches_all)
+    space = place.space or (named[place.named] if place.named < len(named) else "generic")
+    matrix = _matrix(parts) if place.extent == "matrix" else None
+    size: int | None = None
+    if isinstance(place.extent, int):
+        size = place.extent
+    elif place.extent == "type":
+        size = _accessed_bytes(parts)
+    return Touch(
+        operand=place.operand,
+        space=space.split("::")[0],
+        reads="r" in place.mode,
+        writes="w" in place.mode,
+        bytes=size,
+        count_operand=place.count,
+        size_operand=place.size,
+        matrix=matrix,
+        stride_operand=place.stride if matrix is not None else None,
+        tensor=_tensor_mode(parts) if place.extent == "tensor" else "",
+        sure=place.sure and place.extent != "tensor",
+    )
 
 
-def _extent(row: Row, parts: list[str]) -> int | None:
-    if isinstance(row.extent, int):
-        return row.extent
-    if row.extent != "type":
-        return None
+def _accessed_bytes(parts: Sequence[str]) -> int | None:
+    """Type times vector lanes, None where the opcode names no type that we know."""
     lanes = 1
     for part in parts:
         lanes *= _VECTOR_LANES.get(part, 1)
-    return type_bytes(parts[-1]) * lanes
+    name = next((part for part in reversed(parts) if _TYPE.fullmatch(part)), None)
+    return None if name is None else type_bytes(name) * lanes
 
 
-def extent_operand(opcode: str) -> int | None:
-    """Index of the immediate operand that states the bytes, for the rows that have one."""
-    parts = opcode.split(".")
-    for row in TABLE:
-        wanted = row.opcode.split(".")
-        if parts[: len(wanted)] == wanted and all(modifier in parts for modifier in row.requires):
-            return row.extent_operand
-    return None
+def _tensor_mode(parts: Sequence[str]) -> str:
+    for part in parts:
+        if part.startswith(("tile::gather", "tile::scatter")):
+            return "gather"
+        if part.startswith("im2col"):
+            return "im2col"
+    return "tile"
+
+
+def _matrix(parts: Sequence[str]) -> Matrix | None:
+    """The fragment of a ``wmma.load`` or ``wmma.store``: a is m by k, b is k by n, c and d are m by n."""
+    shape = next((match for part in parts if (match := _MATRIX_SHAPE.fullmatch(part))), None)
+    layout = next((part for part in parts if part in ("row", "col")), None)
+    bits = re.fullmatch(r"(?:bf|tf|[busf])(\d+)", parts[-1])
+    if shape is None or layout is None or bits is None or len(parts) < 3:
+        return None
+    m, n, k = (int(extent) for extent in shape.groups())
+    rows, columns = {"a": (m, k), "b": (k, n)}.get(parts[2], (m, n))
+    outer, inner = (rows, columns) if layout == "row" else (columns, rows)
+    width = 32 if parts[-1] == "tf32" else int(bits[1])
+    return Matrix(rows=outer, row_bytes=inner * width // 8, stride_unit_bits=width)

@@ -1,24 +1,24 @@
-"""Executes single steps for all threads of a group of blocks: registers, operands, and the memory that they touch."""
+"""Executes single steps for all threads of a group of blocks: registers and operands here, memory in `memory.py`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
-from tessera_core.program.boxes import Box
-from tessera_core.ptx.effects import Touch
-from tessera_core.ptx.flow import Step, visible
-from tessera_core.ptx.footprint import Footprint, Mode
-from tessera_core.ptx.kernel import FIRST_VARIABLE, LOCAL, PARAMETERS, SHARED, Kernel, carried_bases
-from tessera_core.ptx.parameters import LaunchShape, ParameterBlock
-from tessera_core.ptx.parser import type_bytes
-from tessera_core.ptx.predicates import both, choose, invert, same_mask
+from tessera_core.ptx.arithmetic import carry
+from tessera_core.ptx.fields import fields_of, join_fields, select_bits
+from tessera_core.ptx.flatten import HEAP_POINTER
+from tessera_core.ptx.flow import BARRIERS, CARRY, Step
+from tessera_core.ptx.kernel import HEAP, Kernel
+from tessera_core.ptx.memory import Memory
+from tessera_core.ptx.parameters import LaunchShape
+from tessera_core.ptx.predicates import choose, invert, same_mask
 from tessera_core.ptx.semantics import evaluate
-from tessera_core.ptx.shared import SharedMemory
 from tessera_core.ptx.syntax import Address, Immediate, Name, Negated, Operand, Pair, Vector
 from tessera_core.ptx.values import (
+    ALWAYS,
     EITHER,
-    NEVER,
-    NO_BASE,
     NUMBER,
     ZERO,
     Bool,
@@ -29,19 +29,15 @@ from tessera_core.ptx.values import (
     Unknown,
     Value,
     add,
-    bases_of,
     constant,
-    elementwise,
-    fit,
     hull,
     known,
     mixed,
     unknown,
-    unsigned,
     width_of,
+    wrap,
 )
-
-_SPACE_BASES = {SHARED, LOCAL, PARAMETERS}
+from tessera_core.ptx.warp import EXCHANGES, LANES, Warps
 
 
 class Threads:
@@ -53,16 +49,14 @@ class Threads:
 
     def __init__(self, kernel: Kernel, launch: LaunchShape, blocks: Int | None) -> None:
         self.kernel = kernel
-        self.block_parameters = ParameterBlock(launch.parameters, launch.relocations)
         threads = launch.block[0] * launch.block[1] * launch.block[2]
         self.shape = Shape(1 if blocks is None else len(blocks), threads, blocks is not None)
         self.special = _special_registers(launch, blocks)
         self.registers: dict[str, Value] = {}
-        self.footprint = Footprint()
         self.version = 0
         self.widen = False
-        self.shared = SharedMemory()
-        self.carried = carried_bases(kernel, self.block_parameters)
+        self.warps = Warps(self.shape)
+        self.memory = Memory(kernel, launch, self.shape, self._value, self._merged)
 
     def predicate(self, name: str) -> Predicate:
         """The value of a guard."""
@@ -73,166 +67,80 @@ class Threads:
         """Run one step that is no branch for the threads that can be, and those that must be, here. ``together``:
         the whole block is at this step, whether its guard lets all threads execute it or not."""
         if step.effects.reaches_all:
-            self.footprint.add_everything(step.effects.reaches_all, self._line(step))
-            self._forget(step, self.block_parameters.buffers() | NUMBER, can, must)
-            return
-        touches = step.effects.touches
-        for touch in touches:
-            if touch.operand < len(step.operands) and visible(touch.space):
-                self._touch(step, touch, can, must)
-            elif touch.space == "shared" and touch.writes and self.kernel.flow.follows_shared:
-                self._store_shared(step, can, must, together)
-        if touches:
-            self._load(step, can, must, together)
+            self._set(self.memory.everything(step), can, must)
+        elif step.parts == ("call", "printing"):
+            self.memory.printed(step)
+        elif step.parts[0] in BARRIERS:
+            if not together:
+                self.memory.shared.lose()
+        elif step.effects.touches:
+            self.memory.access(step, can, must, together)
+            self._set(self.memory.loaded(step, can, together), can, must)
         elif step.writes:
             self._compute(step, can, must)
+
+    def _set(self, values: Iterable[tuple[str, Value]], can: Bool, must: Bool) -> None:
+        for name, value in values:
+            self._write(name, value, can, must)
 
     def _compute(self, step: Step, can: Bool, must: Bool) -> None:
         parts, operands = step.parts, step.operands
         width = width_of(parts[-1]) or 64
         target = operands[0]
-        if parts[0] == "mov" and (isinstance(target, Vector) or isinstance(operands[1], Vector)):
+        if parts[0] == "mov" and len(operands) == 2 and any(isinstance(o, Vector) for o in operands):
             self._repack(step, can, must)
             return
         sources = tuple(
             self._value(operand, 64 if index == 2 and "wide" in parts else width)
             for index, operand in enumerate(operands[1:])
         )
-        result = evaluate(self.shape, parts, sources)
+        second: Value = EITHER
+        if parts[0] in EXCHANGES:
+            result, second = self.warps.exchange(parts, sources, can)
+        else:
+            result = evaluate(self.shape, parts, sources)
+            if parts[0] == "setp" and isinstance(result, Predicate) and len(sources) == 2:
+                second = Predicate(result.false, result.true)
         if isinstance(target, Name):
             self._write(target.text, result, can, must)
-        elif (
-            isinstance(target, Pair)
-            and parts[0] == "setp"
-            and len(sources) == 2
-            and isinstance(result, Predicate)
-        ):
-            for part, value in (
-                (target.first, result),
-                (target.second, Predicate(result.false, result.true)),
-            ):
+        elif isinstance(target, Pair):
+            for part, value in ((target.first, result), (target.second, second)):
                 if isinstance(part, Name):
                     self._write(part.text, value, can, must)
         else:
-            predicates = parts[0] == "setp"
             for name in step.writes:
-                self._write(name, EITHER if predicates else mixed(sources), can, must)
+                self._write(name, mixed(sources), can, must)
+        if CARRY in step.writes:
+            self._write(CARRY, carry(self.shape, parts, sources), can, must)
 
     def _repack(self, step: Step, can: Bool, must: Bool) -> None:
         """``mov`` between one register and the pieces of it (little end first)."""
         target, source = step.operands[0], step.operands[1]
-        width = width_of(step.parts[-1]) or 64
-        if isinstance(target, Vector):
-            piece = width // max(1, len(target.elements))
-            whole = source if not isinstance(source, Vector) else None
-            value = unknown(width) if whole is None else self._value(whole, width)
-            for index, element in enumerate(target.elements):
-                if isinstance(element, Name):
-                    self._write(element.text, self._piece(value, index * piece, piece), can, must)
+        width = 128 if step.parts[-1] == "b128" else width_of(step.parts[-1]) or 64
+        if isinstance(source, Vector):
+            piece = width // max(1, len(source.elements))
+            values = tuple(self._value(element, piece) for element in source.elements)
+            value: Value = mixed(values, width)
+            fields = tuple(fields_of(value, piece) for value in values)
+            if all(found is not None for found in fields):
+                value = join_fields(self.shape, tuple(f for found in fields for f in found or ()), width)
+        else:
+            value = self._value(source, width)
+        if not isinstance(target, Vector):
+            for name in step.writes:
+                self._write(name, value, can, must)
             return
-        assert isinstance(source, Vector)
-        piece = width // max(1, len(source.elements))
-        values = tuple(self._value(element, piece) for element in source.elements)
-        numbers = tuple(value for value in values if isinstance(value, Known) and value.base == NO_BASE)
-        result: Value = mixed(values, width)
-        if len(numbers) == len(values) and width <= 64:
-            mask = np.int64((1 << piece) - 1)
-            shifts = [np.int64(index * piece) for index in range(len(values))]
-            result = elementwise(
-                self.shape,
-                lambda *parts: np.bitwise_or.reduce(
-                    np.broadcast_arrays(
-                        *((part & mask) << shift for part, shift in zip(parts, shifts, strict=True))
-                    )
-                ),
-                numbers,
-                width,
-            )
-            if isinstance(result, Known):
-                result = fit(result, width, self.shape)
-        for name in step.writes:
-            self._write(name, result, can, must)
-
-    def _piece(self, value: Value, start: int, bits: int) -> Value:
-        if not isinstance(value, Known) or value.base != NO_BASE:
-            return mixed((value,), bits)
-        moved = elementwise(self.shape, lambda x: x >> np.int64(start), (value,), 64)
-        if not isinstance(moved, Known):
-            return mixed((value,), bits)
-        return fit(moved, bits, self.shape)
-
-    def _load(self, step: Step, can: Bool, must: Bool, together: bool) -> None:
-        """Set the destinations of a memory instruction."""
-        if not step.writes:
-            return
-        touch = step.effects.touches[0]
-        address = step.operands[touch.operand]
-        target = step.operands[0]
-        bases: frozenset[int] | None = NUMBER
-        if touch.space == "param" and isinstance(address, Address) and step.parts[0] == "ld":
-            size = type_bytes(step.parts[-1])
-            place = self._value(address, 64)
-            elements = target.elements if isinstance(target, Vector) else (target,)
-            for index, element in enumerate(elements):
-                if isinstance(element, Name):
-                    value = self._parameter(place, index * size, size)
-                    self._write(element.text, self._extended(value, step.parts[-1], element.text), can, must)
-            return
-        if touch.space == "shared" and step.parts[0] == "ld" and self.kernel.flow.follows_shared:
-            bases = self.shared.load(self._value(address, 64), touch.bytes or 0, can, together)
-        elif any(touch.space in ("shared", "local", "generic") for touch in step.effects.touches):
-            bases = None
-        self._forget(step, self.carried if bases is None else bases, can, must)
-
-    def _store_shared(self, step: Step, can: Bool, must: Bool, together: bool) -> None:
-        stored = step.operands[1] if len(step.operands) > 1 else step.operands[0]
-        elements = stored.elements if isinstance(stored, Vector) else (stored,)
-        size = type_bytes(step.parts[-1])
-        bases = [bases_of(self._value(element, size * 8)) for element in elements]
-        self.shared.store(self._value(step.operands[0], 64), bases, size, can, must, together)
-
-    def _parameter(self, place: Value, extra: int, size: int) -> Value:
-        """Fold a load from the parameter block."""
-        block = self.block_parameters
-        everything = block.buffers()
-        if isinstance(place, Known) and place.base == PARAMETERS:
-            if place.low == place.high:
-                return block.load(place.low + extra, size)
-            choices = {
-                int(offset): block.load(int(offset) + extra, size) for offset in np.unique(_laid_out(place))
-            }
-            if all(isinstance(value, Known) and value.base == NO_BASE for value in choices.values()):
-                offsets = np.array(sorted(choices), dtype=np.int64)
-                table = np.array([_low(choices[int(offset)]) for offset in offsets], dtype=np.int64)
-                index = Known(NO_BASE, place.block, place.thread, place.low, place.high)
-                return elementwise(
-                    self.shape, lambda x: table[np.searchsorted(offsets, x)], (index,), size * 8
-                )
-            return Unknown(frozenset().union(*(bases_of(value) for value in choices.values())), None, None)
-        return Unknown(everything or NUMBER, None, None)
-
-    def _forget(self, step: Step, bases: frozenset[int], can: Bool, must: Bool) -> None:
-        """Destinations get what memory or a callee may hold: any number, or any pointer into ``bases``."""
-        width = width_of(step.parts[-1]) or 64
-        for name in step.writes:
-            if self.kernel.flow.width(name) == 1:
-                self._write(name, EITHER, can, must)
-            elif width >= 64 or bases != NUMBER:
-                self._write(name, unknown(width, bases), can, must)
-            else:
-                # the number may be extended with or without its sign into a wider register
-                self._write(name, Unknown(NUMBER, -(1 << (width - 1)), (1 << width) - 1), can, must)
-
-    def _extended(self, value: Value, type_name: str, register: str) -> Value:
-        """A loaded number in a register that may be wider: zero-extended unless its type is signed."""
-        bits, width = self.kernel.flow.width(register), width_of(type_name) or 64
-        if bases_of(value) != NUMBER or bits == width or type_name[0] == "s":
-            return value
-        return unsigned(value, width, self.shape) if bits else mixed((value,))
+        piece = width // max(1, len(target.elements))
+        for index, element in enumerate(target.elements):
+            if isinstance(element, Name):
+                self._write(element.text, select_bits(self.shape, value, index * piece, piece), can, must)
 
     def _write(self, name: str, value: Value, can: Bool, must: Bool) -> None:
-        old = self.registers.get(name)
-        if old is None or (can.all() and must.all()):
+        self.registers[name] = self._merged(self.registers.get(name), value, can, must)
+
+    def _merged(self, old: Value | None, value: Value, can: Bool, must: Bool) -> Value:
+        """What a place holds after these threads have written to it."""
+        if old is None or (can is ALWAYS and must is ALWAYS) or (can.all() and must.all()):
             new = value
         elif same_mask(can, must):
             new = choose(self.shape, Predicate(can, invert(can)), value, old)
@@ -240,76 +148,7 @@ class Threads:
             new = hull(old, value, self.widen)
         if new is not old:
             self.version += 1
-            self.registers[name] = new
-
-    # --- memory -------------------------------------------------------------------------------------------------
-
-    def _touch(self, step: Step, touch: Touch, can: Bool, must: Bool) -> None:
-        address = self._value(step.operands[touch.operand], 64)
-        length = touch.bytes
-        if step.extent is not None and step.extent < len(step.operands):
-            extent = step.operands[step.extent]
-            length = extent.value if isinstance(extent, Immediate) else None
-        sure = touch.sure
-        if touch.size_operand is not None and touch.size_operand < len(step.operands):
-            hinted = "L2::cache_hint" in step.parts and touch.size_operand == len(step.operands) - 1
-            size = None if hinted else self._value(step.operands[touch.size_operand], 32)
-            if isinstance(size, Known) and length is not None:
-                some: Bool = (size.block + size.thread) > 0
-                can = both(self.shape, can, some)
-                must = both(self.shape, must, some)
-                length = min(length, size.high)
-                sure = sure and size.low in (0, size.high)
-            elif size is not None:
-                sure = False
-        if not can.any():
-            return
-        if not sure or address is None:
-            must = NEVER
-        line = self._line(step)
-        modes: list[Mode] = []
-        if touch.reads:
-            modes.append("read")
-        if touch.writes:
-            modes.append("write")
-        self._record(modes, address, length, can, must, line)
-
-    def _record(
-        self, modes: list[Mode], address: Value, length: int | None, can: Bool, must: Bool, line: int
-    ) -> None:
-        for base in sorted(bases_of(address)):
-            if base in _SPACE_BASES:
-                continue
-            if base == NO_BASE:
-                null = isinstance(address, Known) and address.low == address.high == 0
-                what = (
-                    "a null pointer is dereferenced" if null else "the base of the address is not a parameter"
-                )
-                self.footprint.add_everything(what, line)
-                continue
-            if base <= FIRST_VARIABLE:
-                name = self.kernel.variables[FIRST_VARIABLE - base]
-                for mode in modes if name else ():
-                    self.footprint.variables.setdefault((name, mode), line)
-                continue
-            for mode in modes:
-                if isinstance(address, Known) and length is not None:
-                    self.footprint.add(mode, address, length, can, must, line)
-                elif (
-                    isinstance(address, Unknown)
-                    and address.low is not None
-                    and address.high is not None
-                    and length
-                ):
-                    box = Box.interval(address.low, address.high - address.low + length)
-                    self.footprint.add_bounded(mode, base, box, "the address depends on data", line)
-                else:
-                    reason = (
-                        "the address depends on data"
-                        if length is not None
-                        else "the extent is not in the text"
-                    )
-                    self.footprint.add_bounded(mode, base, None, reason, line)
+        return new
 
     # --- operands -----------------------------------------------------------------------------------------------
 
@@ -339,18 +178,6 @@ class Threads:
             return value
         return self.kernel.symbols.get(text, unknown())
 
-    def _line(self, step: Step) -> int:
-        return self.kernel.module.line(step.at)
-
-
-def _laid_out(value: Known) -> Int:
-    return value.block + value.thread
-
-
-def _low(value: Value) -> int:
-    assert isinstance(value, Known)
-    return value.low
-
 
 def _special_registers(launch: LaunchShape, blocks: Int | None) -> dict[str, Value]:
     """Thread and block indices; ``blocks`` None makes block indices intervals."""
@@ -367,8 +194,41 @@ def _special_registers(launch: LaunchShape, blocks: Int | None) -> dict[str, Val
             found[f"%ctaid.{axis}"] = _index((blocks // inner_blocks % blocks_here)[:, None], ZERO)
         inner_threads *= threads_here
         inner_blocks *= blocks_here
-    found["%laneid"] = _index(ZERO, (threads % 32)[None, :])
+    lanes = (threads % LANES)[None, :]
+    found["%laneid"] = _index(ZERO, lanes)
+    for name, mask in {
+        "eq": np.int64(1) << lanes,
+        "lt": (np.int64(1) << lanes) - 1,
+        "le": (np.int64(2) << lanes) - 1,
+        "gt": -(np.int64(2) << lanes),
+        "ge": -(np.int64(1) << lanes),
+    }.items():
+        found[f"%lanemask_{name}"] = _index(ZERO, wrap(mask, 32))
+    found[HEAP_POINTER] = Unknown(frozenset({HEAP}), None, None)
+    found["%dynamic_smem_size"] = constant(launch.shared_bytes)
+    count = len(threads)
+    blocks_in_all = launch.grid[0] * launch.grid[1] * launch.grid[2]
+    # which warp, multiprocessor or place in a cluster a thread gets is decided while it runs
+    for name, most in {
+        "%warpid": max(_WARPS_LIMIT, -(-count // LANES)) - 1,
+        "%nwarpid": _WARPS_LIMIT,
+        "%smid": _MULTIPROCESSORS_LIMIT - 1,
+        "%nsmid": _MULTIPROCESSORS_LIMIT,
+        "%cluster_ctarank": _CLUSTER_LIMIT - 1,
+        "%cluster_nctarank": _CLUSTER_LIMIT,
+        **{f"%cluster_ctaid.{axis}": _CLUSTER_LIMIT - 1 for axis in "xyz"},
+        **{f"%cluster_nctaid.{axis}": _CLUSTER_LIMIT for axis in "xyz"},
+        **{f"%clusterid.{axis}": blocks_in_all for axis in "xyz"},
+        **{f"%nclusterid.{axis}": blocks_in_all for axis in "xyz"},
+        "%total_smem_size": (1 << 31) - 1,
+        "%aggr_smem_size": (1 << 31) - 1,
+    }.items():
+        found[name] = Unknown(NUMBER, 0, most)
     return found
+
+
+# Generous bounds, beyond any GPU there is.
+_WARPS_LIMIT, _MULTIPROCESSORS_LIMIT, _CLUSTER_LIMIT = 128, 4096, 64
 
 
 def _index(block: Int, thread: Int) -> Known:

@@ -4,28 +4,42 @@ interpreter runs. Steps that bear neither on an address nor on whether an access
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tessera_core.ptx.effects import Effects, effects_of, extent_operand
+from tessera_core.ptx.effects import Effects, effects_of
+from tessera_core.ptx.flatten import PRINTING, Flat, Flattener, renamed
 from tessera_core.ptx.parser import type_bytes
 from tessera_core.ptx.syntax import (
     Address,
-    Block,
     Declaration,
-    Directive,
     Function,
     Group,
     Guard,
-    Immediate,
-    Instruction,
-    Label,
     Name,
     Negated,
     Operand,
     Pair,
     Vector,
 )
+
+# The carry between instructions, as a register of its own.
+CARRY = "%CC"
+
+_ARITHMETIC = """
+abs add copysign cos cvt div ex2 fma lg2 mad max min mul neg rcp rsqrt set setp sin sqrt sub tanh testp
+"""
+_FLOAT_ARITHMETIC = frozenset(_ARITHMETIC.split())
+_FLOAT_TYPE = re.compile(r"(?:b?f|tf)\d+(?:x\d)?|e\dm\d(?:x\d)?")
+
+# A call that reads the strings among its arguments, told by being this very object.
+_PRINTING = Effects()
+
+BARRIERS = frozenset({"bar", "barrier"})
+
+# Modifiers and opcodes by which threads of a block may order themselves without a barrier of the whole block.
+_OWN_ORDER = frozenset({"volatile", "acquire", "release", "acq_rel", "relaxed", "mmio", "arrive", "mbarrier"})
 
 _ENDS = frozenset({"ret", "exit", "trap"})
 # Opcodes whose first operand is a source although it is not an address.
@@ -36,7 +50,7 @@ _NO_DESTINATION = frozenset({"bra", "brx", "bar", "barrier", "nanosleep", "stack
 class Step:
     """One instruction ready to run. ``targets``: steps that it may branch to (never the next one).
 
-    ``writes``: registers that it sets. ``extent``: index of the immediate operand that states its bytes.
+    ``writes``: registers that it sets.
     """
 
     parts: tuple[str, ...]
@@ -45,7 +59,6 @@ class Step:
     at: int
     targets: tuple[int, ...]
     effects: Effects
-    extent: int | None
     writes: tuple[str, ...]
 
     @property
@@ -65,6 +78,7 @@ class Flow:
     joins: Mapping[int, int]
     doomed: frozenset[int]
     follows_shared: bool
+    ordered: bool
     local: tuple[Declaration, ...]
     widths: Mapping[str, int]
 
@@ -74,31 +88,27 @@ class Flow:
         return self.widths.get(name) or self.widths.get(name.rstrip("0123456789"), 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Flat:
-    instruction: Instruction
-    labels: Mapping[str, str]
-
-
-def build_flow(function: Function) -> Flow:
-    """Flatten ``function``, which must have a body."""
+def build_flow(function: Function, functions: Mapping[str, Function]) -> Flow:
+    """Flatten ``function``, which must have a body, with the device functions of its module that it calls."""
     assert function.body is not None
-    flat: list[_Flat] = []
-    positions: dict[str, int] = {}
-    tables: dict[str, tuple[str, ...]] = {}
-    local: list[Declaration] = []
-    _flatten(function.body, {}, flat, positions, tables, local)
-    steps = tuple(_step(item, positions, tables, len(flat)) for item in flat)
+    flattener = Flattener(functions)
+    flattener.add(function.body, {}, "", (function.name,), "")
+    steps = tuple(_step(item, flattener.positions, flattener.tables) for item in flattener.flat)
+    local = tuple(item for item in flattener.declared if item.space != "reg")
     joins, doomed = _joins(steps)
-    follows_shared = _follows_shared(steps)
+    has_private = any(item.space in ("local", "param") for item in local) or any(
+        "local" in step.parts for step in steps
+    )
+    runs, follows_shared = _relevant(steps, _only_plain_stores(steps), has_private)
     return Flow(
         steps=steps,
-        runs=tuple(sorted(_relevant(steps, follows_shared))),
+        runs=tuple(sorted(runs)),
         joins=joins,
         doomed=doomed,
         follows_shared=follows_shared,
-        local=tuple(item for item in local if item.space != "reg"),
-        widths=_widths(local),
+        ordered=_ordered(steps),
+        local=local,
+        widths=_widths(flattener.declared),
     )
 
 
@@ -129,86 +139,34 @@ def registers(operand: Operand) -> Iterator[str]:
         yield from registers(operand.operand)
 
 
-def _flatten(
-    block: Block,
-    outer: Mapping[str, str],
-    flat: list[_Flat],
-    positions: dict[str, int],
-    tables: dict[str, tuple[str, ...]],
-    local: list[Declaration],
-) -> None:
-    """Append the instructions of ``block``; names that a nested scope declares get a suffix of their own."""
-    names = dict(outer)
-    nested = bool(positions or flat)
-    prefixes: list[tuple[str, int]] = []
-    for item in block.items:
-        if isinstance(item, Declaration):
-            local.append(item)
-            if item.space != "reg":
-                continue
-            if nested and item.count is None:
-                names[item.name] = f"{item.name}@{block.at}"
-            elif nested and item.count is not None:
-                prefixes.append((item.name, item.count))
-        elif isinstance(item, Label):
-            names[item.name] = f"{item.name}@{block.at}"
-    for prefix, count in prefixes:
-        for index in range(min(count, 4096)):
-            names[f"{prefix}{index}"] = f"{prefix}{index}@{block.at}"
-    pending = ""
-    for item in block.items:
-        if isinstance(item, Label):
-            pending = names[item.name]
-            positions[pending] = len(flat)
-        elif isinstance(item, Directive):
-            if item.name == ".branchtargets" and pending:
-                listed = item.text.split(None, 1)[1] if " " in item.text or "\n" in item.text else ""
-                tables[pending] = tuple(names.get(part.strip(), part.strip()) for part in listed.split(","))
-        elif isinstance(item, Block):
-            _flatten(item, names, flat, positions, tables, local)
-        elif isinstance(item, Instruction):
-            flat.append(_Flat(item, names))
-
-
-def _renamed(operand: Operand, names: Mapping[str, str]) -> Operand:
-    if isinstance(operand, Name):
-        return Name(names[operand.text]) if operand.text in names else operand
-    if isinstance(operand, Immediate):
-        return operand
-    if isinstance(operand, Address):
-        base = _renamed(operand.base, names)
-        assert isinstance(base, (Name, Immediate))
-        return Address(base, operand.offset, tuple(_renamed(extra, names) for extra in operand.extra))
-    if isinstance(operand, Vector):
-        return Vector(tuple(_renamed(element, names) for element in operand.elements))
-    if isinstance(operand, Group):
-        return Group(tuple(_renamed(element, names) for element in operand.elements))
-    if isinstance(operand, Pair):
-        return Pair(_renamed(operand.first, names), _renamed(operand.second, names))
-    return Negated(_renamed(operand.operand, names), operand.sign)
-
-
-def _step(item: _Flat, positions: Mapping[str, int], tables: Mapping[str, tuple[str, ...]], end: int) -> Step:
-    instruction, names = item.instruction, item.labels
+def _step(item: Flat, positions: Mapping[str, int], tables: Mapping[str, tuple[str, ...]]) -> Step:
+    instruction, names = item.instruction, item.names
     parts = tuple(instruction.opcode.split("."))
-    operands = (
-        tuple(_renamed(operand, names) for operand in instruction.operands) if names else instruction.operands
-    )
+    operands = instruction.operands
     guard = instruction.guard
-    if guard is not None and guard.register in names:
-        guard = Guard(names[guard.register], guard.negated)
+    if names:
+        operands = tuple(renamed(operand, names) for operand in operands)
+        if guard is not None and guard.register in names:
+            guard = Guard(names[guard.register].text, guard.negated)
     targets: tuple[int, ...] = ()
-    effects = effects_of(instruction.opcode)
+    effects = _PRINTING if instruction.opcode == PRINTING else effects_of(instruction.opcode)
     if parts[0] == "bra" and operands and isinstance(operands[0], Name) and operands[0].text in positions:
         targets = (positions[operands[0].text],)
     elif parts[0] == "brx" and len(operands) == 2 and isinstance(operands[1], Name):
-        targets = tuple(positions[name] for name in tables.get(operands[1].text, ()) if name in positions)
+        listed = tables.get(operands[1].text, ())
+        targets = tuple(dict.fromkeys(positions[name] for name in listed if name in positions))
+        if not all(name in positions for name in listed):
+            targets = ()
     if parts[0] in ("bra", "brx") and not targets:
         # a branch to nowhere that we know of: anything may follow
         effects = Effects(reaches_all="a branch whose target is not known")
     writes: tuple[str, ...] = ()
     if operands and parts[0] not in _NO_DESTINATION and not isinstance(operands[0], Address):
         writes = tuple(dict.fromkeys(registers(operands[0])))
+        if parts[0] in ("addc", "subc", "madc"):
+            operands = (*operands, Name(CARRY))
+        if "cc" in parts[1:]:
+            writes = (*writes, CARRY)
     return Step(
         parts=parts,
         guard=guard,
@@ -216,7 +174,6 @@ def _step(item: _Flat, positions: Mapping[str, int], tables: Mapping[str, tuple[
         at=instruction.at,
         targets=targets,
         effects=effects,
-        extent=extent_operand(instruction.opcode),
         writes=writes,
     )
 
@@ -226,81 +183,103 @@ def visible(space: str) -> bool:
     return space in ("global", "generic")
 
 
-def _follows_shared(steps: tuple[Step, ...]) -> bool:
-    """Whether a 64-bit parameter may reach shared memory, and nothing but `st.shared` writes there."""
-    for step in steps:
-        if step.effects.reaches_all:
-            return False
-        for touch in step.effects.touches:
-            if touch.writes and touch.space != "global" and (touch.space, step.parts[0]) != ("shared", "st"):
-                return False
-    carriers: set[str] = set()
-    while True:
-        before = len(carriers)
-        for step in steps:
-            sources = {name for operand in step.operands[1:] for name in registers(operand)}
-            touches = step.effects.touches
-            if not touches:
-                carries = bool(sources & carriers)
-            else:
-                carries = touches[0].space == "param" and type_bytes(step.parts[-1]) == 8
-                if touches[0].writes and touches[0].space == "shared" and sources & carriers:
-                    return True
-            if carries:
-                carriers.update(step.writes)
-        if len(carriers) == before:
-            return False
+def _only_plain_stores(steps: tuple[Step, ...]) -> bool:
+    """Whether nothing but `st.shared` writes to shared memory."""
+    return not any(
+        step.effects.reaches_all
+        or any(
+            touch.writes
+            and touch.space not in ("global", "local", "param")
+            and (touch.space, step.parts[0]) != ("shared", "st")
+            for touch in step.effects.touches
+        )
+        for step in steps
+    )
 
 
-def _relevant(steps: tuple[Step, ...], follows_shared: bool) -> set[int]:
-    """Backward slice from addresses, sizes, guards and branches, regardless of order (so loops need no care)."""
+def _ordered(steps: tuple[Step, ...]) -> bool:
+    """Whether barriers of the whole block are all that orders accesses of different threads to shared memory."""
+    return not any(_OWN_ORDER & set(step.parts) for step in steps)
+
+
+def private(space: str) -> bool:
+    """Whether an access in this state space may be to the private memory of its thread."""
+    return space in ("local", "param", "generic")
+
+
+def _sources_from(step: Step) -> int:
+    """Index of the first operand that the result can be told from: addresses do not pass through floating-point
+    arithmetic, so that its operands are of no interest; of a comparison only the predicate that it is joined with."""
+    is_float = any(_FLOAT_TYPE.fullmatch(part) for part in step.parts[1:])
+    if step.parts[0] not in _FLOAT_ARITHMETIC or not is_float:
+        return 1
+    return 3 if step.parts[0] == "setp" else len(step.operands)
+
+
+def _relevant(steps: tuple[Step, ...], may_follow_shared: bool, has_private: bool) -> tuple[set[int], bool]:
+    """Backward slice from addresses, sizes, guards and branches, regardless of order (so loops need no care), and
+    whether it goes through shared memory.
+
+    A wanted load from private or shared memory wants every store there: what it brings back, and where it goes.
+    """
     wanted: set[str] = set()
     chosen: set[int] = set()
-
-    def want(names: Iterable[str]) -> None:
-        wanted.update(names)
-
+    queue: list[str] = []
+    followed: set[str] = set()
     writers: dict[str, list[int]] = {}
+    stores: dict[str, list[int]] = {"private": [], "shared": []}
+
+    def want(operands: Iterable[Operand]) -> None:
+        for operand in operands:
+            for name in registers(operand):
+                if name not in wanted:
+                    wanted.add(name)
+                    queue.append(name)
+
+    def choose(index: int) -> None:
+        chosen.add(index)
+        guard = steps[index].guard
+        if guard is not None:
+            want((Name(guard.register),))
+
+    def follow(kind: str) -> None:
+        if kind not in followed:
+            followed.add(kind)
+            for place in stores[kind]:
+                choose(place)
+                want(steps[place].operands)
+
     for index, step in enumerate(steps):
         for name in step.writes:
             writers.setdefault(name, []).append(index)
-        touches = [
-            touch
-            for touch in step.effects.touches
-            if visible(touch.space) or (follows_shared and touch.space == "shared")
-        ]
-        if not (touches or step.effects.reaches_all or step.targets or step.ends):
-            continue
-        chosen.add(index)
-        if step.guard is not None:
-            want((step.guard.register,))
-        for touch in touches:
-            for operand in (touch.operand, touch.size_operand):
-                if operand is not None and operand < len(step.operands):
-                    want(registers(step.operands[operand]))
-            if touch.space == "shared" and touch.writes:
-                for stored in step.operands[1:]:
-                    want(registers(stored))
-        if step.parts[0] == "brx":
-            want(registers(step.operands[0]))
-    queue = list(wanted)
+        spaces = {touch.space for touch in step.effects.touches}
+        if step.parts[0] == "st" and any(private(space) for space in spaces):
+            stores["private"].append(index)
+        if (step.parts[0] == "st" and "shared" in spaces) or step.parts[0] in BARRIERS:
+            stores["shared"].append(index)
+        touches = [touch for touch in step.effects.touches if visible(touch.space)]
+        builds_map = step.effects.describes is not None or step.effects.copies_map
+        shown = bool(touches) or builds_map or step.effects is _PRINTING
+        if shown or step.effects.reaches_all or step.targets or step.ends:
+            choose(index)
+            for touch in touches:
+                for operand in touch.needs():
+                    if operand < len(step.operands):
+                        want((step.operands[operand],))
+            if step.parts[0] == "brx" or builds_map:
+                want(step.operands[:2])
     while queue:
         for index in writers.get(queue.pop(), ()):
-            if index in chosen:
-                continue
-            chosen.add(index)
             step = steps[index]
-            names = (
-                set()
-                if step.effects.touches
-                else {n for operand in step.operands[1:] for n in registers(operand)}
-            )
-            if step.guard is not None:
-                names.add(step.guard.register)
-            new = names - wanted
-            wanted |= new
-            queue.extend(new)
-    return chosen
+            choose(index)
+            spaces = {touch.space for touch in step.effects.touches}
+            if not spaces or any(private(space) for space in spaces) or "shared" in spaces:
+                want(step.operands[_sources_from(step) :])
+            if has_private and any(private(space) for space in spaces):
+                follow("private")
+            if may_follow_shared and "shared" in spaces and step.parts[0] == "ld":
+                follow("shared")
+    return chosen, "shared" in followed
 
 
 def _joins(steps: tuple[Step, ...]) -> tuple[dict[int, int], frozenset[int]]:

@@ -46,6 +46,7 @@ class Footprint:
 
     # per key, per block part (as bytes): the block part and the thread parts with their lengths
     pieces: dict[_Key, dict[bytes, tuple[Int, list[tuple[Int, int]]]]] = field(default_factory=dict)
+    boxes: dict[tuple[int, Mode], list[Box]] = field(default_factory=dict)
     bounded: dict[tuple[int, Mode], list[tuple[Box | None, str, int]]] = field(default_factory=dict)
     first_line: dict[tuple[int, Mode], int] = field(default_factory=dict)
     everything: dict[str, int] = field(default_factory=dict)
@@ -58,6 +59,10 @@ class Footprint:
         self._piece((address.base, mode, False), address, length, can)
         if must.any():
             self._piece((address.base, mode, True), address, length, must)
+
+    def add_boxes(self, mode: Mode, base: int, boxes: list[Box]) -> None:
+        """Record bytes that some thread may access, none of them surely."""
+        self.boxes.setdefault((base, mode), []).extend(boxes)
 
     def add_bounded(self, mode: Mode, base: int, box: Box | None, reason: str, line: int) -> None:
         """Record an access of which only the base, and perhaps an interval, is known."""
@@ -79,6 +84,8 @@ class Footprint:
                     mine[block_key][1].extend(threads)
                 else:
                     mine[block_key] = (block, threads)
+        for place, boxes in other.boxes.items():
+            self.add_boxes(place[1], place[0], boxes)
         for place, entries in other.bounded.items():
             for box, reason, line in entries:
                 self.add_bounded(place[1], place[0], box, reason, line)
@@ -116,7 +123,7 @@ class Footprint:
 
     def accesses(self, buffer_bytes: Mapping[int, int]) -> tuple[PtxAccess, ...]:
         """Merge everything into accesses, ordered by buffer, reads first, sure ones first."""
-        places = sorted({(key[0], key[1]) for key in self.pieces} | set(self.bounded))
+        places = sorted({(key[0], key[1]) for key in self.pieces} | set(self.boxes) | set(self.bounded))
         found = [access for place in places for access in self._place(place[0], place[1], buffer_bytes)]
         return tuple(found)
 
@@ -125,6 +132,7 @@ class Footprint:
         line = self.first_line[buffer, mode]
         may, may_exact = _boxes(self.pieces.get((buffer, mode, False), {}))
         must, must_exact = _boxes(self.pieces.get((buffer, mode, True), {}))
+        may.extend(self.boxes.get((buffer, mode), ()))
         may, must = union(may), union(must) if must_exact else []
         loose = self.bounded.get((buffer, mode), [])
         outside = any(box.low < 0 or box.high > size for box in may)

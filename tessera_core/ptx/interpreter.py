@@ -24,8 +24,9 @@ from tessera_core.ptx.parameters import LaunchShape
 from tessera_core.ptx.predicates import both, either, invert, same_mask
 from tessera_core.ptx.values import ALWAYS, EITHER, NEVER, Bool, Int, Predicate
 
-# Concrete steps per group of blocks before loops are widened instead of run: about two seconds.
-STEPS_LIMIT = 300_000
+# Concrete steps per group of blocks before loops are widened instead of run, and steps from then on before the
+# analysis gives up: a second or two each.
+STEPS_LIMIT = 100_000
 
 # Rounds of a data-dependent loop before what still moves is widened.
 ROUNDS_BEFORE_WIDENING = 2
@@ -60,10 +61,15 @@ class Interpreter:
         self._wait(0, ALWAYS, ALWAYS)
         while self.waiting:
             position = min(self.waiting)
+            if self.steps_left < -STEPS_LIMIT:
+                self.threads.memory.give_up(
+                    self.flow.steps[self.flow.runs[min(position, len(self.flow.runs) - 1)]]
+                )
+                break
             threads = self.waiting.pop(position)
             if position < len(self.flow.runs):
                 self._walk(position, threads.can, threads.must)
-        return self.threads.footprint
+        return self.threads.memory.finished()
 
     def _wait(self, position: int, can: Bool, must: Bool) -> None:
         if not can.any():
@@ -154,9 +160,10 @@ class Interpreter:
             return True
         self.rounds[position] = self.rounds.get(position, 0) + 1
         if self.rounds[position] > ROUNDS_BEFORE_WIDENING:
-            self.threads.widen = True
+            self.threads.widen = self.threads.memory.shared.widen = True
+        now = self.threads.version + self.threads.memory.shared.version
         version, threads = self.seen.get(position, (-1, NEVER))
-        if version == self.threads.version and not both(self.shape, can, invert(threads)).any():
+        if version == now and not both(self.shape, can, invert(threads)).any():
             return False
-        self.seen[position] = (self.threads.version, either(self.shape, threads, can))
+        self.seen[position] = (now, either(self.shape, threads, can))
         return True

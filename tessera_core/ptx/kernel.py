@@ -15,7 +15,7 @@ from tessera_core.ptx.values import NUMBER, Value, constant
 from tessera_formats.errors import InputError
 
 # Bases that are not buffers of the launch; module variables count down from FIRST_VARIABLE.
-PARAMETERS, SHARED, LOCAL, FIRST_VARIABLE = -2, -3, -4, -5
+PARAMETERS, SHARED, LOCAL, HEAP, FIRST_VARIABLE = -2, -3, -4, -5, -6
 
 _DYNAMIC_SHARED_BYTES = 1 << 20  # more than any GPU has for one block
 
@@ -88,7 +88,7 @@ class Kernel:
         if touches:
             addresses = {touch.operand for touch in touches}
             sources = [operand for index, operand in enumerate(step.operands) if index not in addresses]
-            if step.parts[0] not in ("st", "red", "atom"):
+            if step.parts[0] not in ("st", "red", "atom", "tensormap"):
                 return False
             return any(name in carriers for operand in sources for name in registers(operand))
         return any(
@@ -118,11 +118,12 @@ def kernel_of(module: Module, entry: str) -> Kernel:
     if function is None:
         names = ", ".join(f.name for f in module.entries()) or "none"
         raise InputError(f"{module.name} has no kernel {entry!r}; name one of: {names}")
-    flow = build_flow(function)
+    flow = build_flow(function, {f.name: f for f in module.functions if f.body is not None})
     offsets = function.parameter_offsets()
     symbols: dict[str, Value] = {name: constant(offset, PARAMETERS) for name, offset in offsets.items()}
     variables: list[str] = []
     shared_end = _DYNAMIC_SHARED_BYTES
+    local_end = 0
     for declaration in (*module.variables, *flow.local):
         name = declaration.name
         if name in symbols:
@@ -131,8 +132,9 @@ def kernel_of(module: Module, entry: str) -> Kernel:
             # all arrays of open extent are the same dynamic shared memory; the others lie apart
             symbols[name] = constant(shared_end if declaration.bytes else 0, SHARED)
             shared_end += -(-declaration.bytes // 128) * 128
-        elif declaration.space == "local":
-            symbols[name] = constant(0, LOCAL)
+        elif declaration.space in ("local", "param"):
+            symbols[name] = constant(local_end, LOCAL)
+            local_end += -(-max(1, declaration.bytes) // 256) * 256
         elif declaration.space in ("global", "const"):
             symbols[name] = constant(0, FIRST_VARIABLE - len(variables))
             variables.append(name if declaration.space == "global" else "")

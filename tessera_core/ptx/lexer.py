@@ -7,15 +7,21 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 
+from tessera_core.ptx.constants import constant_expression, is_float, parse_integer
 from tessera_core.ptx.syntax import Address, Group, Immediate, Name, Negated, Operand, Pair, Vector
 from tessera_formats.errors import PtxSyntaxError
 
 _NOISE = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _NOT_NEWLINE = re.compile(r"[^\n]")
-_NAME = re.compile(r"[%$_A-Za-z][\w$%]*(?:::\w+)?(?:\.\w+)?")
-_INTEGER = re.compile(r"([+-]?)(?:0[xX]([0-9a-fA-F]+)|0[bB]([01]+)|(0[0-7]*|[1-9][0-9]*))U?")
-_FLOAT = re.compile(r"[+-]?(?:0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?)")
-_ADDRESS = re.compile(r"([^\s+-][^\s+]*?)\s*(?:(\+|-)\s*([+-]?\w+)\s*)?")
+_NAME = re.compile(r"[%$_A-Za-z][\w$%]*(?:::\w+)?(?:\.\w+)?", re.ASCII)
+# Debug directives end where their grammar ends: an instruction may follow on the same line.
+LINE_DIRECTIVE = (
+    r"\.loc\s+\d+\s+\d+\s+\d+"
+    r"(?:\s*,\s*function_name\s+[\w$%.]+(?:\s*\+\s*\d+)?\s*,\s*inlined_at\s+\d+\s+\d+\s+\d+)?"
+    r"|\.file\s+\d+\s+\"[^\"\n]*\"(?:\s*,\s*\d+\s*,\s*\d+)?"
+    r"|@@DWARF[^\n]*"
+)
+_ADDRESS = re.compile(r"([%$_A-Za-z0-9][\w$%:.]*)\s*([+-].*)?", re.DOTALL)
 _CLOSING = {"[": "]", "{": "}", "(": ")"}
 
 
@@ -107,8 +113,12 @@ class Source:
         integer = parse_integer(text)
         if integer is not None:
             return Immediate(integer, text)
-        if _FLOAT.fullmatch(text):
+        if is_float(text):
             return Immediate(int(text[2:], 16) if text[:2].lower() in ("0f", "0d") else None, text)
+        if "%" not in text and (constant := constant_expression(text)) is not None:
+            if not constant.symbol:
+                return Immediate(constant.value, text)
+            return Address(Name(constant.symbol), constant.value)
         if "|" in text:
             left, right = text.split("|", 1)
             return Pair(
@@ -118,6 +128,8 @@ class Source:
             return Negated(self._operand(text[1:].strip(), at, depth + 1), first)
         if first == "+" or not text:
             raise self.error(at, "an operand")
+        if text.endswith(".unified"):  # says that the address is the same on all devices
+            return self._operand(text[: -len(".unified")].rstrip(), at, depth + 1)
         if text[-1] == "]" and "[" in text:  # the old spelling of an address: name[4]
             base, index = text[:-1].split("[", 1)
             offset = parse_integer(index.strip())
@@ -136,23 +148,17 @@ class Source:
         if match is None:
             raise self.error(at, "an address such as [%rd1+16]")
         base = self._operand(match[1], at, depth + 1)
-        offset = parse_integer(match[3]) if match[3] else 0
+        offset = _offset(match[2]) if match[2] else 0
         if offset is None or not isinstance(base, (Name, Immediate)):
             raise self.error(at, "an address such as [%rd1+16]")
         extra = tuple(self._operand(part.strip(), at, depth + 1) for part in others)
-        return Address(base, -offset if match[2] == "-" else offset, extra)
+        return Address(base, offset, extra)
 
 
-def parse_integer(text: str) -> int | None:
-    """The value of a PTX integer literal, or None where it is not one."""
-    match = _INTEGER.fullmatch(text)
-    if match is None:
-        return None
-    sign, hexadecimal, binary, other = match.groups()
-    if hexadecimal is not None:
-        value = int(hexadecimal, 16)
-    elif binary is not None:
-        value = int(binary, 2)
-    else:
-        value = int(other, 8 if len(other) > 1 and other[0] == "0" else 10)
-    return -value if sign == "-" else value
+def _offset(text: str) -> int | None:
+    """What follows the base of an address: ``+16``, ``+-256``, ``-4``, ``+(4*3)``."""
+    number = parse_integer(text[1:].strip())
+    if number is not None:
+        return -number if text[0] == "-" else number
+    constant = constant_expression(f"0{text}")
+    return None if constant is None or constant.symbol else constant.value

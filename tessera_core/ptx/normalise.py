@@ -11,11 +11,11 @@ import hashlib
 import re
 from collections.abc import Iterable
 
-from tessera_core.ptx.lexer import blank_comments
+from tessera_core.ptx.lexer import LINE_DIRECTIVE, blank_comments
 from tessera_core.ptx.parser import parse_module
 from tessera_core.ptx.syntax import Block, Declaration, Directive, Instruction, Label, Module
 
-_DEBUG_LINES = re.compile(r"^\s*(?:\.(?:loc|file)\b|@@DWARF).*$", re.MULTILINE)
+_DEBUG_LINES = re.compile(rf"{LINE_DIRECTIVE}|(\"[^\"\n]*\")")
 _DEBUG_SECTION = re.compile(r"\.section\s+[\w.]+\s*\{[^}]*\}")
 _TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|[%$_A-Za-z][\w$%]*|[0-9][\w.]*|\.[A-Za-z_][\w:]*|\S')
 _DEBUG_TARGET = re.compile(r"^(\s*\.target\s[^\n]*?)\s*,\s*debug\b", re.MULTILINE)
@@ -25,7 +25,9 @@ def module_hash(text: str) -> str:
     """sha256 (hex) of the normalised text. Raises PtxSyntaxError where ``text`` is not PTX."""
     module = parse_module(text)
     clean = blank_comments(text)
-    clean = _DEBUG_SECTION.sub("", _DEBUG_TARGET.sub(r"\1", _DEBUG_LINES.sub("", clean)))
+    clean = _DEBUG_SECTION.sub(
+        "", _DEBUG_TARGET.sub(r"\1", _DEBUG_LINES.sub(lambda match: match[1] or "", clean))
+    )
     names = _Names(module)
     tokens = _TOKEN.findall(clean)
     digest = hashlib.sha256()

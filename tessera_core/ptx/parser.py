@@ -5,8 +5,10 @@ no opcode: what an instruction does to memory is told in `effects.py` alone.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from tessera_core.ptx.lexer import Source, parse_integer
+from tessera_core.ptx.constants import parse_integer
+from tessera_core.ptx.lexer import LINE_DIRECTIVE, Source
 from tessera_core.ptx.syntax import (
     Block,
     Declaration,
@@ -20,23 +22,40 @@ from tessera_core.ptx.syntax import (
 )
 
 _SKIP = re.compile(r"\s*")
-# 1: label; 2: brace; 3: guard; 4: opcode; 5, 6: operands; 7: directive that ends with its line; 8: other directive
+# 1: label; 2: brace; 3: guard; 4: opcode; 5, 6: operands; 7: debug line; 8: other directive
 _STATEMENT = re.compile(
     r"\s*(?:([%$_A-Za-z][\w$%]*)\s*:(?!:)"
     r"|([{}])"
-    r"|(?:@(!?\s*[%$_\w]+)\s+)?([a-z][\w.:]*)(?:\s*;|\s([^;\"]*);|(?=[({\[])([^;\"]*);)"
-    r"|(\.(?:loc|file)\b[^\n]*)"
-    r"|(\.\w+\b[^;]*);)"
+    r"|(?:@\s*(!?\s*[%$_\w]+)\s+)?([a-z][\w.:]*)(?:\s*;|\s([^;\"]*);|(?=[({\[%$])([^;\"]*);)"
+    rf"|({LINE_DIRECTIVE})"
+    r"|(\.\w+\b(?:[^;\"]++|\"[^\"\n]*+\")*+);)",
+    re.ASCII,
 )
-_DIRECTIVE_LINE = re.compile(r"\s*(\.(?:version|target|address_size|file|loc)\b)([^\n]*)|\s*(@@DWARF[^\n]*)")
+_HEADER = re.compile(
+    r"\s*(?:\.version\s+(\d+\.\d+)|\.target\s+(\w+(?:\s*,\s*\w+)*)|\.address_size\s+(32|64)\b)", re.ASCII
+)
+_DEBUG_LINE = re.compile(rf"\s*(?:{LINE_DIRECTIVE})")
 _SECTION = re.compile(r"\s*\.section\s+[\w.]+\s*\{")
 _LINKAGE = re.compile(r"\s*((?:\.(?:visible|extern|weak|common)\b\s*)*)")
-_FUNCTION = re.compile(r"\s*\.(entry|func)\b(?:\s*\.(?:noreturn|attribute\([^)]*\)))*")
-_IDENTIFIER = re.compile(r"\s*([%$_A-Za-z][\w$%]*)")
+_ATTRIBUTES = r"\((?:[^()]|\([^()]*\))*\)"
+_FUNCTION = re.compile(rf"\s*\.(entry|func)\b(?:\s*\.(?:noreturn|attribute\s*{_ATTRIBUTES}))*")
+_IDENTIFIER = re.compile(r"\s*([%$_A-Za-z][\w$%]*)", re.ASCII)
 _SPACE = re.compile(r"\s*\.(reg|param|shared|global|local|const|tex|sreg)\b(?:::\w+)?")
-_SPECIFIER = re.compile(r"\s*\.(align|ptr|attribute|[a-zA-Z]\w*(?:::\w+)?)\b(?:\s*\(([^)]*)\)|\s+(\d+)\b)?")
-_DECLARED = re.compile(r"\s*([%$_A-Za-z][\w$%]*)\s*(?:<\s*(\d+)\s*>)?((?:\s*\[[^\]]*\])*)\s*")
-_TUNING = re.compile(r"\s*(\.[a-zA-Z]\w*[^{};.]*(?:\"[^\"\n]*\"[^{};.]*)?)")
+_SPECIFIER = re.compile(
+    rf"\s*\.(align|ptr|attribute|[a-zA-Z]\w*(?:::\w+)?)\b(?:\s*{_ATTRIBUTES}|\s+(\d{{1,9}})\b)?", re.ASCII
+)
+_DECLARED = re.compile(r"\s*([%$_A-Za-z][\w$%]*)\s*(?:<\s*(\d{1,9})\s*>)?((?:\s*\[[^\]]*\])*)\s*", re.ASCII)
+_TUNING = re.compile(
+    r"\s*(\.pragma(?=[\s\"])[^;\"]*(?:\"[^\"\n]*\"[^;\"]*)*;|\.[a-zA-Z]\w*(?:\s*(?:\"[^\"\n]*\"|[0-9]\w*|,))*)",
+    re.ASCII,
+)
+_OTHER_DIRECTIVE = re.compile(
+    r"\s*\.(?:alias|pragma|tex\w*|samplerref|surfref|metadata)\b(?:[^;{}\"]++|\"[^\"\n]*+\")*+;"
+)
+_OPCODE_PART = re.compile(r"\s*(\.[\w:.]+)", re.ASCII)
+_LABEL_RANGE = re.compile(r"([%$_A-Za-z][\w$%]*?)<\s*(\d{1,4})\s*>", re.ASCII)
+_SCALAR_INITIALISER = re.compile(r"\s*([^{};,\"=\s][^{};,\"=]*)(?=[;,])")
+_INITIALISER_PIECE = re.compile(r"[\w\s$%.+\-*/()<>&|^~!?:=,]+|([{};])", re.ASCII)
 _TYPE_BITS = re.compile(r"(?:[busfe]|bf|tf)(\d+)(x\d+)?")
 
 _NESTING_LIMIT = 200  # compilers nest a handful of scopes; deeper text is not worth the stack
@@ -75,14 +94,17 @@ class _Parser:
         functions: list[Function] = []
         variables: list[Declaration] = []
         while not self._at_end():
-            if match := _DIRECTIVE_LINE.match(self.text, self.at):
+            if match := _HEADER.match(self.text, self.at):
                 self.at = match.end()
-                if match[1] == ".version":
-                    version = match[2].strip()
-                elif match[1] == ".target":
-                    target = match[2].strip()
-                elif match[1] == ".address_size":
-                    address_bits = int(match[2]) if match[2].strip() in ("32", "64") else 64
+                if match[1]:
+                    version = match[1]
+                elif match[2]:
+                    target = match[2]
+                else:
+                    address_bits = int(match[3])
+                continue
+            if match := _DEBUG_LINE.match(self.text, self.at):
+                self.at = match.end()
                 continue
             if not version:
                 raise self.source.error(self._here(), "a .version directive")
@@ -96,9 +118,7 @@ class _Parser:
                 functions.append(self._function())
             elif _SPACE.match(self.text, self.at):
                 variables.extend(self._declarations())
-            elif match := re.compile(
-                r"\s*\.(?:alias|pragma|tex\w*|samplerref|surfref|metadata)\b[^;{}]*;"
-            ).match(self.text, self.at):
+            elif match := _OTHER_DIRECTIVE.match(self.text, self.at):
                 self.at = match.end()
             else:
                 raise self.source.error(start, "a directive, variable or function")
@@ -195,7 +215,7 @@ class _Parser:
             self.at = match.end() if word in ("align", "attribute") else match.end(1)
             if word == "align":
                 # `.ptr .align N` speaks of what is pointed to, not of the parameter itself
-                alignment = alignment if alignment < 0 else int(match[3] or 0)
+                alignment = alignment if alignment < 0 else int(match[2] or 0)
             elif word == "ptr":
                 alignment = -1
             elif word in ("v2", "v4", "v8"):
@@ -251,28 +271,35 @@ class _Parser:
             if symbol == ";":
                 self.at = here + 1
                 return found
-            if symbol == "=":
-                self._skip_initialiser(here + 1)
+            if symbol == "=" and not found[-1].initial:
+                found[-1] = replace(found[-1], initial=self._initialiser(here + 1))
             elif symbol == ",":
                 self.at = here + 1
                 found.append(self._declared(specifiers))
             else:
                 raise self.source.error(here, "',', '=' or ';'")
 
-    def _skip_initialiser(self, start: int) -> None:
-        depth = 0
-        for match in re.compile(r"[{},;]").finditer(self.text, start):
-            symbol = match[0]
-            if symbol == "{":
-                depth += 1
-            elif symbol == "}":
-                depth -= 1
-            elif depth == 0:
-                self.at = match.start()
-                return
-            if depth < 0 or (symbol == ";" and depth):
-                raise self.source.error(match.start(), "the end of the initialiser")
-        raise self.source.error(len(self.text), "';' after the initialiser")
+    def _initialiser(self, start: int) -> str:
+        """Values, addresses and nested braces after an equals sign, up to the comma or semicolon that ends them."""
+        text = self.text
+        if match := _SCALAR_INITIALISER.match(text, start):
+            self.at = match.end()
+            return match[1].strip()
+        depth, at = 0, start
+        while match := _INITIALISER_PIECE.match(text, at):
+            symbol = match[1]
+            if symbol == ";":
+                break
+            at = match.end()
+            depth += 1 if symbol == "{" else -1 if symbol == "}" else 0
+            if symbol == "}" and depth == 0:
+                self.at = at
+                return text[start:at].strip()
+            if depth <= 0 and (symbol or not match[0].isspace()):
+                break
+        raise self.source.error(
+            at, "a value" if not text[start:at].strip() else "the rest of the initialiser"
+        )
 
     def _body(self, opened: int) -> Block:
         """Everything up to the brace that closes the function; the cursor is just inside the opening one."""
@@ -287,16 +314,16 @@ class _Parser:
             group = match.lastindex
             if group == 4 or group == 5 or group == 6:
                 operands = match[5] if group == 5 else match[6] if group == 6 else None
-                guard = match[3]
+                guard, opcode, start = match[3], match[4], match.start(group)
                 at = match.start(4)
-                parsed = (
-                    source.operand_list(operands, match.start(group)) if operands and operands.strip() else ()
-                )
+                if operands and operands.lstrip()[:1] == ".":  # written apart: ld .global .u32
+                    opcode, operands, start = _joined(opcode, operands, start)
+                parsed = source.operand_list(operands, start) if operands and operands.strip() else ()
                 negated = guard is not None and guard[0] == "!"
                 items.append(
                     Instruction(
                         None if guard is None else Guard(guard[1:].strip() if negated else guard, negated),
-                        match[4],
+                        opcode,
                         parsed,
                         at,
                     )
@@ -322,5 +349,20 @@ class _Parser:
                     self.at = match.start(8)
                     items.extend(self._declarations())
                     continue
+                if written.startswith(".branchtargets"):
+                    written = _LABEL_RANGE.sub(_labels, written)
                 items.append(Directive(written.split(None, 1)[0], written, match.start(8)))
             self.at = match.end()
+
+
+def _joined(opcode: str, operands: str, start: int) -> tuple[str, str, int]:
+    """An opcode whose modifiers stand apart from it, the operands after them, and the offset of these."""
+    at = 0
+    while match := _OPCODE_PART.match(operands, at):
+        opcode += match[1]
+        at = match.end()
+    return opcode, operands[at:], start + at
+
+
+def _labels(match: re.Match[str]) -> str:
+    return ", ".join(f"{match[1]}{index}" for index in range(int(match[2])))

@@ -25,7 +25,8 @@ class Immediate:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """``[base + offset, extra...]``; ``extra`` are the coordinates of texture and tensor forms."""
+    """``[base + offset, extra...]``; ``extra`` are the coordinates of texture and tensor forms. Without brackets, a
+    symbol plus a constant (``mov.u64 %rd1, table+8``)."""
 
     base: Name | Immediate
     offset: int
@@ -93,7 +94,8 @@ class Label:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """One declared name. ``count`` is N of ``%r<N>``; ``bytes`` the storage (0 where the extent is left open)."""
+    """One declared name. ``count`` is N of ``%r<N>``; ``bytes`` the storage (0 where the extent is left open);
+    ``initial`` the initialiser as written, empty where there is none."""
 
     space: str
     type: str
@@ -102,11 +104,13 @@ class Declaration:
     bytes: int
     count: int | None
     at: int
+    initial: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """Any other directive, as written, without its terminator (``.pragma``, ``.branchtargets``, ``.loc``)."""
+    """Any other directive but debug lines, as written, without its terminator (``.pragma``, ``.callprototype``).
+    The short form ``L<2>`` of labels after ``.branchtargets`` is spelt out as ``L0, L1``."""
 
     name: str
     text: str

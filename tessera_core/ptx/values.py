@@ -48,13 +48,24 @@ class Known:
     high: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Field:
+    """Bits [start, start + bits) of ``source``, as part of a longer bit string."""
+
+    source: Known
+    start: int
+    bits: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Unknown:
-    """Any of ``bases`` plus any number in ``[low, high]`` (None: unbounded)."""
+    """Any of ``bases`` plus any number in ``[low, high]`` (None: unbounded). ``fields``: the same bits exactly, as
+    pieces of pointers and numbers, least significant first, where they are known (`fields.py`)."""
 
     bases: frozenset[int]
     low: int | None
     high: int | None
+    fields: tuple[Field, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +77,8 @@ class Predicate:
 
 
 Value = Known | Unknown | Predicate
+
+_WIDTHS = frozenset({"8", "16", "32", "64", "128"})
 
 NUMBER = frozenset({NO_BASE})
 EITHER = Predicate(ALWAYS, ALWAYS)
@@ -104,7 +117,7 @@ def constant(value: int, base: int = NO_BASE) -> Known:
 
 def unknown(width: int = 64, bases: frozenset[int] = NUMBER) -> Unknown:
     """Nothing known but the width in bits."""
-    if bases != NUMBER or width >= 64:
+    if bases != NUMBER or not 0 < width < 64:
         return Unknown(bases, None, None)
     return Unknown(bases, -(1 << (width - 1)), (1 << (width - 1)) - 1)
 
@@ -240,11 +253,12 @@ def hull(old: Value, new: Value, widen: bool) -> Value:
     if isinstance(old, Predicate) or isinstance(new, Predicate):
         if isinstance(old, Predicate) and isinstance(new, Predicate):
             return EITHER if widen else Predicate(*_either(old, new))
-        return unknown()
+        bases = bases_of(old) | bases_of(new)
+        return EITHER if bases == NUMBER else Unknown(bases, None, None)
     if old is new or (isinstance(old, Known) and isinstance(new, Known) and _equal(old, new)):
         return old
     bases = bases_of(old) | bases_of(new)
-    if isinstance(old, Unknown) and bases == old.bases and _within(new, old):
+    if isinstance(old, Unknown) and not old.fields and bases == old.bases and _within(new, old):
         return old
     if widen or old.low is None or new.low is None or old.high is None or new.high is None:
         return Unknown(bases, None, None)
@@ -280,6 +294,4 @@ def _within(inner: Known | Unknown, outer: Unknown) -> bool:
 
 def width_of(type_name: str) -> int:
     """Bits of an integer type, 0 for any other type."""
-    if type_name[:1] in ("s", "u", "b") and type_name[1:].isdigit():
-        return int(type_name[1:])
-    return 0
+    return int(type_name[1:]) if type_name[:1] in ("s", "u", "b") and type_name[1:] in _WIDTHS else 0

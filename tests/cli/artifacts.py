@@ -23,7 +23,16 @@ from tessera_core.program.ir import (
 from tessera_core.program.store import save_trace
 from tessera_formats.adapt import DECISIONS, WINDOWS, write_adapt
 from tessera_formats.adapt import REQUESTS as ADAPT_REQUESTS
-from tessera_formats.deps import ACCESSES, CHAINS, COVERAGE, EDGES, read_deps, write_deps
+from tessera_formats.deps import (
+    ACCESSES,
+    BLOCK_FOOTPRINTS,
+    CHAINS,
+    COVERAGE,
+    EDGES,
+    SPLITS,
+    read_deps,
+    write_deps,
+)
 from tessera_formats.plan import write_plan
 from tessera_formats.profile import TIMES, write_profile
 from tessera_formats.run import OUTPUTS, REQUESTS, SPANS, write_run
@@ -145,7 +154,7 @@ def write_trace_and_deps(folder: Path, seed: int = 0) -> str:
                     {
                         "target": "ops", "program": program.id, "kernel": op.kernel, "part": "whole",
                         "buffer": operand.tensor, "mode": operand.mode, "must": operand.must, "boxes": None,
-                        "evidence": "schema", "precision": "exact", "valid_for": "shapes", "detail": "",
+                        "evidence": "schema", "precision": "exact", "valid_for": "shapes", "detail": "", "launch": None,
                     }
                 )  # fmt: skip
         hidden, cache = program.ops[0].outputs[0], program.ops[1].outputs[0]
@@ -168,6 +177,8 @@ def write_trace_and_deps(folder: Path, seed: int = 0) -> str:
             "edges": EDGES.build(edges),
             "chains": CHAINS.build([]),
             "coverage": COVERAGE.build(coverage),
+            "block_footprints": BLOCK_FOOTPRINTS.empty(),
+            "splits": SPLITS.empty(),
         },
     )
     return digest

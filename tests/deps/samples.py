@@ -186,13 +186,19 @@ def module_row(function: str = "silu_multiply", architecture: str = "sm_90") -> 
 
 
 def save(
-    path: Path, trace: Trace, launches: Sequence[dict[str, Any]] = (), modules: Sequence[dict[str, str]] = ()
+    path: Path,
+    trace: Trace,
+    launches: Sequence[dict[str, Any]] = (),
+    modules: Sequence[dict[str, str]] = (),
+    **more: Sequence[dict[str, Any]],
 ) -> Path:
-    """Write a trace, with a target sm_90 where there are launches."""
+    """Write a trace, with a target sm_90 where there are launches; ``more``: further tables of it by name."""
     tables: dict[str, pa.Table] = trace_tables(trace)
     info = {**trace.info, "program_digest": program_digest(tables, trace.constants)}
     if launches:
         tables["targets/sm_90/launches"] = LAUNCHES.build(launches)
         tables["targets/sm_90/modules"] = MODULES.build(modules)
+        for name, rows in more.items():
+            tables[f"targets/sm_90/{name}"] = TRACE.table(f"targets/sm_90/{name}").build(rows)
     write_bundle(path, TRACE, info=info, tables=tables, files={"data.safetensors": trace.constants})
     return path

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tessera_core.deps.accesses import (
     BOXES_LIMIT,
+    Step,
     Touch,
     fold_kernel,
     fold_ops,
@@ -48,7 +49,7 @@ def summary(accesses: list[Access]) -> list[tuple[str, bool, tuple[Box, ...] | N
 
 
 def test_what_a_kernel_certainly_wrote_is_not_read_from_outside() -> None:
-    steps = [[touch("write", True, interval(0, 32))], [touch("read", False, interval(16, 48))]]
+    steps = [Step([touch("write", True, interval(0, 32))]), Step([touch("read", False, interval(16, 48))])]
     assert summary(fold_kernel(0, 0, steps, "ops")) == [
         ("read", False, interval(32, 48)),
         ("write", True, interval(0, 32)),
@@ -56,22 +57,38 @@ def test_what_a_kernel_certainly_wrote_is_not_read_from_outside() -> None:
 
 
 def test_what_a_kernel_may_have_written_is_still_read_from_outside() -> None:
-    steps = [[touch("write", False, interval(0, 32))], [touch("read", False, interval(16, 32))]]
+    steps = [Step([touch("write", False, interval(0, 32))]), Step([touch("read", False, interval(16, 32))])]
     assert ("read", False, interval(16, 32)) in summary(fold_kernel(0, 0, steps, "ops"))
 
 
 def test_an_update_in_place_reads_before_it_writes() -> None:
-    step = [touch("write", True, interval(0, 8)), touch("read", False, interval(0, 8))]
+    step = Step([touch("write", True, interval(0, 8)), touch("read", False, interval(0, 8))])
     assert [mode for mode, _, _ in summary(fold_kernel(0, 0, [step], "ops"))] == ["read", "write"]
 
 
 def test_a_may_write_over_the_kernels_own_must_write_adds_nothing() -> None:
-    steps = [[touch("write", True, interval(0, 32))], [touch("write", False, interval(8, 16))]]
-    assert summary(fold_kernel(0, 0, steps, "ops")) == [("write", True, interval(0, 32))]
+    steps = [Step([touch("write", True, interval(0, 32))]), Step([touch("write", False, interval(8, 16))])]
+    for order in (steps, steps[::-1]):
+        assert summary(fold_kernel(0, 0, order, "ops")) == [("write", True, interval(0, 32))]
+
+
+def test_only_what_has_surely_ended_hides_a_read() -> None:
+    """Launch 2 waits for launch 0 alone; what launch 1 writes may come too late."""
+    steps = [
+        Step([touch("write", True, interval(0, 8))], frozenset(), 0),
+        Step([touch("write", True, interval(8, 16))], frozenset(), 1),
+        Step([touch("read", False, interval(0, 16))], frozenset({0}), 2),
+    ]
+    found = fold_kernel(0, 0, steps, "ops")
+    assert [(a.mode, a.boxes, a.launch) for a in found] == [
+        ("write", interval(0, 8), 0),
+        ("write", interval(8, 16), 1),
+        ("read", interval(8, 16), 2),
+    ]
 
 
 def test_a_whole_buffer_swallows_the_boxes_beside_it() -> None:
-    step = [touch("read", False, interval(0, 8)), touch("read", False, None)]
+    step = Step([touch("read", False, interval(0, 8)), touch("read", False, None)])
     assert summary(fold_kernel(0, 0, [step], "ops")) == [("read", False, None)]
 
 
@@ -99,12 +116,15 @@ def test_kernels_of_several_ops_keep_every_dependency_of_their_ops(kernels: list
     writers: dict[int, set[int]] = defaultdict(set)
     needed: dict[tuple[int, int], set[int]] = defaultdict(set)
     for kernel, steps in enumerate(kernels):
+        in_the_end = {
+            byte for step in steps for t in step if t.must for byte in bytes_of(t.boxes)
+        }  # whatever was there before, nobody sees it unless he reads it
         for step in steps:
             by_kind: dict[tuple[str, bool], set[int]] = defaultdict(set)
             for t in step:
                 by_kind[t.mode, t.must] |= bytes_of(t.boxes)
             musts = by_kind["write", True]
-            mays = by_kind["write", False] - musts
+            mays = by_kind["write", False] - in_the_end
             for byte in by_kind["read", False] | mays:
                 for writer in writers[byte] - {kernel}:
                     needed[writer, kernel].add(byte)
@@ -112,7 +132,11 @@ def test_kernels_of_several_ops_keep_every_dependency_of_their_ops(kernels: list
                 writers[byte].add(kernel)
             for byte in musts:
                 writers[byte] = {kernel}
-    accesses = [a for kernel, steps in enumerate(kernels) for a in fold_kernel(0, kernel, steps, "ops")]
+    accesses = [
+        access
+        for kernel, steps in enumerate(kernels)
+        for access in fold_kernel(0, kernel, [Step(touches) for touches in steps], "ops")
+    ]
     raw = {
         (e.source, e.destination): bytes_of(e.boxes)
         for e in find_hazards(accesses, [SIZE], frozenset()).edges

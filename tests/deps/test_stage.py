@@ -1,15 +1,26 @@
 """The whole stage on traces built by hand, with real PTX in the captured target."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.numpy
 
 from tessera_core.deps.graph import load_deps
 from tessera_core.deps.stage import DepsStage
 from tessera_core.program.boxes import Box
 from tessera_core.program.store import load_trace
+from tessera_core.report.facts import Facts, FactTable
 from tessera_formats.deps import read_deps
-from tessera_formats.errors import ArtifactError, InputError, ModelError, OriginError, PtxSyntaxError
+from tessera_formats.errors import (
+    ArtifactError,
+    InputError,
+    ModelError,
+    OriginError,
+    PtxSyntaxError,
+    VerificationError,
+)
 from tessera_formats.trace import check_same_program
 from tests.deps.samples import Builder, launch, module_row, read, save, write
 
@@ -310,3 +321,55 @@ def test_a_view_inside_a_buffer_moves_the_boxes(tmp_path: Path) -> None:
         (buffers[0], (Box.interval(0, 4 * COUNT),)),
         (buffers[2], (Box.interval(0, 2 * COUNT),)),
     ]
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_addresses_are_looked_up_in_stored_content_and_that_drives_nothing(
+    tmp_path: Path, stored: bool
+) -> None:
+    """An embedding of constant tokens 3, 0, 7 in a table of 10 rows of 1,024 bytes."""
+    b = Builder()
+    table, tokens = b.tensor("weight", 512 * 10, "table"), b.tensor("constant", 4 * 3, "tokens")
+    out = b.tensor("output", 512 * 3, "out")
+    b.kernel("embedding")
+    op = b.op(
+        "triton.model:embedding",
+        read(table, "declared"),
+        read(tokens, "declared"),
+        write(out, True, "declared"),
+    )
+    module = module_row("embedding")
+    rows = [launch(0, op, module["module"], [(t, 0) for t in (table, tokens, out)], 512, "embedding", 3)]
+    constants = {f"buffer.{tokens}": np.array([3, 0, 7], dtype="<i8").view(np.uint8)} if stored else {}
+    trace = replace(b.trace(), constants=safetensors.numpy.save(constants))
+    save(tmp_path / "a.trace", trace, rows, [module])
+    plain = DepsStage().run(tmp_path / "a.trace", tmp_path / "plain.deps")
+    facts = DepsStage(resolve=True).run(tmp_path / "a.trace", tmp_path / "a.deps")
+    assert (facts.values["resolved"], facts.values["not_resolved"]) == ((1, 0) if stored else (0, 1))
+    assert "resolved" not in plain.values
+    mine = [a for a in load_deps(tmp_path / "a.deps").accesses(0) if a.target == "sm_90"]
+    found = {a.valid_for: a for a in mine if a.buffer == table}
+    assert (found["shapes"].boxes, found["shapes"].precision) == (None, "bounded")
+    if stored:
+        content = found["content"].boxes
+        assert content is not None
+        touched = {low // 1024 for box in content for low, _ in box.intervals()}
+        assert touched == {0, 3, 7} and sum(box.bytes for box in content) == 3 * 1024
+    edges = [read_deps(tmp_path / name).table("edges") for name in ("a.deps", "plain.deps")]
+    assert edges[0].equals(edges[1])
+
+
+def test_a_result_that_the_gpu_refutes_is_not_written(tmp_path: Path) -> None:
+    def validator(refuted: int) -> DepsStage:
+        values = {"kernels_refuted": refuted, "kernels_tested": 4}
+        table = FactTable("poison", ("kernel",), ((2,),))
+        return DepsStage(validator=lambda trace, bundle, target: Facts(target, values, (table,)))
+
+    trace = silu_trace(tmp_path / "a.trace")
+    with pytest.raises(VerificationError, match="1 of 4 kernels of sm_90 touch other bytes"):
+        validator(1).run(trace, tmp_path / "a.deps")
+    assert not (tmp_path / "a.deps").exists()
+    facts = validator(0).run(trace, tmp_path / "a.deps")
+    assert [t.rows for t in facts.tables if t.title == "poison, sm_90"] == [((2,),)]
+    with pytest.raises(InputError, match="no captured target to validate"):
+        DepsStage(targets=("ops",), validator=validator(0).validator).run(trace, tmp_path / "b.deps")

@@ -25,6 +25,7 @@ from tessera_core.ptx.syntax import (
     Operand,
     Vector,
 )
+from tests.ptx.reference import INSTRUCTIONS
 
 _SPACING = 1 << 36  # between the made-up addresses of two buffers
 _STEPS_LIMIT = 200_000
@@ -275,6 +276,11 @@ class _Thread:
             return raw[0] if raw[2] else raw[1]
         if name == "setp":
             return self._compare(parts, bits, raw)
+        row = INSTRUCTIONS.get(".".join(parts))
+        if row is not None:
+            return row.compute(
+                *(v & ((1 << w) - 1) if w else v for v, w in zip(raw, row.sources, strict=True))
+            )
         return 0
 
     @staticmethod

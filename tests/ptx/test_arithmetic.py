@@ -22,6 +22,10 @@ SMALL = st.integers(0, 40)
 SHIFTS = SMALL | st.sampled_from([62, 63, 64])
 LARGE = st.sampled_from([2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)])
 
+MODES = st.sampled_from(["", "", ".f4e", ".b4e", ".rc8", ".ecl", ".ecr", ".rc16"])
+FUNNELS = st.sampled_from(["shf.l.wrap", "shf.l.clamp", "shf.r.wrap", "shf.r.clamp"])
+COUNTS = st.sampled_from(["popc.b32", "clz.b32", "brev.b32", "cnot.b32", "bfind.u32", "bfind.shiftamt.s32"])
+
 
 @st.composite
 def statements(draw: st.DrawFn) -> list[str]:
@@ -71,6 +75,18 @@ def statements(draw: st.DrawFn) -> list[str]:
             f"cvt.{kind}.{wide} {register()}, {long()};",
             f"cvt.{kind}.{narrow} {register()}, {register()};",
             f"mov.b64 {{{register()}, %r11}}, {long()};",
+            f"lop3.b32 {register()}, {register()}, {word()}, {word()}, {draw(st.integers(0, 255))};",
+            f"prmt.b32{draw(MODES)} {register()}, {register()}, {word()}, {word()};",
+            f"{draw(FUNNELS)}.b32 {register()}, {register()}, {word()}, {draw(SMALL)};",
+            f"bfi.b32 {register()}, {word()}, {register()}, {draw(SMALL)}, {draw(SMALL)};",
+            f"{draw(COUNTS)} {register()}, {register()};",
+            f"{draw(st.sampled_from(['sad.u32', 'mad24.lo.s32', 'dp4a.s32.u32', 'fns.b32', 'slct.u32.s32']))} "
+            f"{register()}, {word()}, {register()}, {word()};",
+            f"{draw(st.sampled_from(['szext.wrap.s32', 'bmsk.clamp.b32', 'set.lt.u32.s32', 'mul24.hi.s32']))} "
+            f"{register()}, {register()}, {word()};",
+            f"{draw(st.sampled_from(['add.sat.s32', 'sub.sat.s32']))} {register()}, {register()}, {word()};",
+            f"cvt.sat.{draw(st.sampled_from(['s32.s64', 'u32.s64', 'u32.u64']))} {register()}, {long()};",
+            f"mul.hi.{wide} {long()}, {long()}, {long()};",
             f"mov.b64 {long()}, {{{register()}, {register()}}};",
         ]
         found.append(guard + draw(st.sampled_from(choices)))
@@ -105,14 +121,29 @@ def test_numbers_around_the_sign_bit_are_bounded(code: str) -> None:
     source=st.integers(0, WORDS - 1),
     long=st.booleans(),
     flag=st.integers(0, FLAGS - 1),
+    branch=st.none() | st.tuples(st.integers(0, 20), st.booleans(), st.booleans()),
+    trips=st.sampled_from([0, 0, 1, 3]),
 )
 def test_no_address_is_missed_and_none_falsely_sure(
-    code: list[str], n: int, source: int, long: bool, flag: int
+    code: list[str],
+    n: int,
+    source: int,
+    long: bool,
+    flag: int,
+    branch: tuple[int, bool, bool] | None,
+    trips: int,
 ) -> None:
     setup = [f"mov.b32 %r{i}, {i * 37};" for i in range(3, WORDS)] + [
         f"mov.b64 %rd{i}, {i * 99};" for i in range(LONGS)
     ]
     flags = [f"setp.lt.u32 %p{i}, %r0, {i * 11};" for i in range(FLAGS)]
+    body = " ".join(code)
+    if branch is not None:  # skip a part of the statements, by a flag or by what memory holds
+        at, sign = branch[0] % (len(code) + 1), "!" * branch[1]
+        test = "ld.global.u32 %r24, [%rd20]; setp.ne.u32 %p7, %r24, 7;" if branch[2] else "mov.pred %p7, %p1;"
+        body = f"{' '.join(code[:at])} {test} @{sign}%p7 bra $SKIP; {' '.join(code[at:])} $SKIP:"
+    if trips:  # run them several times
+        body = f"mov.b32 %r23, 0; $LOOP: {body} add.s32 %r23, %r23, 1; setp.lt.s32 %p8, %r23, {trips}; @%p8 bra $LOOP;"
     index = f"cvt.u32.u64 %r20, %rd{source % LONGS};" if long else f"mov.b32 %r20, %r{source};"
     text = f"""{HEAD}.visible .entry k(.param .u64 out, .param .u32 n) {{
         .reg .pred %p<9>; .reg .b32 %r<30>; .reg .b64 %rd<30>;
@@ -121,7 +152,7 @@ def test_no_address_is_missed_and_none_falsely_sure(
         {" ".join(setup)}
         mad.lo.u32 %r3, %r1, 16, %r0;
         {" ".join(flags)}
-        {" ".join(code)}
+        {body}
         {index}
         and.b32 %r21, %r20, {SIZE - 4}; cvt.u64.u32 %rd21, %r21; add.s64 %rd22, %rd20, %rd21;
         @%p{flag} st.global.u32 [%rd22], %r0;

@@ -122,24 +122,111 @@ def test_one_of_two_pointers_means_both_buffers() -> None:
         assert (write.must, write.boxes, write.precision) == (False, ROW, "bounded")
 
 
-def test_a_pointer_taken_apart_and_rejoined_keeps_its_buffer() -> None:
-    parsed = kernel("mov.b64 {%r2, %r3}, %rd5; mov.b64 %rd6, {%r2, %r3}; st.global.u32 [%rd6], %r1; ret;")
+SPLIT = "mov.b64 {%r2, %r3}, %rd5;"
+TAG = "or.b64 %rd6, %rd5, 2;"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        f"{SPLIT} mov.b64 %rd6, {{%r2, %r3}};",
+        f"{SPLIT} cvt.u64.u32 %rd7, %r2; cvt.u64.u32 %rd8, %r3; shl.b64 %rd9, %rd8, 32; or.b64 %rd6, %rd7, %rd9;",
+        f"{SPLIT} cvt.u64.u32 %rd7, %r2; cvt.u64.u32 %rd8, %r3; bfi.b64 %rd6, %rd8, %rd7, 32, 32;",
+        f"{SPLIT} prmt.b32 %r4, %r2, %r3, 0x6543; prmt.b32 %r5, %r4, %r2, 0x2104; prmt.b32 %r7, %r3, %r4, 0x3654;"
+        " prmt.b32 %r6, %r2, %r5, 0x3214; prmt.b32 %r6, %r2, %r2, 0x3210; mov.b64 %rd6, {%r6, %r3};",
+        f"{SPLIT} mov.b32 {{%rs1, %rs2}}, %r2; mov.b32 %r4, {{%rs1, %rs2}}; mov.b64 %rd6, {{%r4, %r3}};",
+        f"{SPLIT} shf.l.wrap.b32 %r4, %r2, %r3, 8; shf.r.wrap.b32 %r5, %r4, %r2, 0; shl.b32 %r6, %r2, 8;"
+        " shf.r.wrap.b32 %r7, %r6, %r4, 8; shr.u32 %r5, %r3, 24; shl.b32 %r5, %r5, 24;"
+        " bfe.u32 %r8, %r3, 0, 24; or.b32 %r5, %r5, %r8; mov.b64 %rd6, {%r7, %r5};",
+        "cvt.u32.u64 %r2, %rd5; shr.u64 %rd7, %rd5, 32; cvt.u32.u64 %r3, %rd7; mov.b64 %rd6, {%r2, %r3};",
+        f"{TAG} and.b64 %rd6, %rd6, -4;",
+        f"{TAG} xor.b64 %rd6, %rd6, 2;",
+        f"{TAG} and.b64 %rd7, %rd6, 3; sub.s64 %rd6, %rd6, %rd7;",
+        f"{TAG} shr.u64 %rd6, %rd6, 2; shl.b64 %rd6, %rd6, 2;",
+        "and.b64 %rd7, %rd5, 0xffffffff; and.b64 %rd8, %rd5, 0xffffffff00000000; add.s64 %rd6, %rd7, 0;"
+        " or.b64 %rd6, %rd7, %rd8;",
+        "mov.b128 %rq1, {%rd4, %rd5}; mov.b128 {%rd7, %rd6}, %rq1;",
+        f"{SPLIT} shfl.sync.bfly.b32 %r2, %r2, 3, 31, -1; shfl.sync.bfly.b32 %r3, %r3, 3, 31, -1;"
+        " mov.b64 %rd6, {%r2, %r3};",
+    ],
+)
+def test_a_pointer_taken_apart_and_rejoined_is_whole(code: str) -> None:
+    parsed = kernel(f".reg .b16 %rs<4>; .reg .b128 %rq<4>; {code} st.global.u32 [%rd6], %r1; ret;")
     result = analyse(parsed)
+    assert not only(result, 0, "write") and not result.fallbacks
     (write,) = only(result, 1, "write")
-    assert (write.boxes, write.precision) == (None, "bounded")
+    assert (write.must, write.boxes, write.precision) == (True, ROW, "exact")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        f"{SPLIT} add.cc.u32 %r2, %r2, 64; addc.u32 %r3, %r3, 0; mov.b64 %rd6, {{%r2, %r3}};",
+        f"{SPLIT} {LOAD} xor.b32 %r3, %r3, %r2; mov.b64 %rd6, {{%r2, %r3}};",
+        "and.b64 %rd6, %rd5, -4096;",
+    ],
+)
+def test_a_pointer_that_is_computed_with_keeps_its_buffer(code: str) -> None:
+    result = analyse(kernel(f"{code} st.global.u32 [%rd6], %r1; ret;"))
+    (write,) = only(result, 1, "write")
+    assert (write.must, write.boxes, write.precision) == (False, None, "bounded")
     assert not only(result, 0, "write")
 
 
-def test_a_pointer_in_shared_memory_keeps_its_buffer_until_it_is_overwritten() -> None:
-    exchange = "shl.b32 %r2, %r1, 3; add.s32 %r3, %r2, s; xor.b32 %r4, %r2, 8; add.s32 %r5, %r4, s;"
-    through = "st.shared.b64 [%r3], %rd5; bar.sync 0; ld.shared.b64 %rd6, [%r5]; bar.sync 0; st.shared.b32 [%r3], %r1;"
-    before = ".extern .shared .align 16 .b8 s[];"
-    result = analyse(kernel(f"mov.b32 %r6, s; {exchange} {through} st.global.u32 [%rd6], %r1; ret;", before))
-    assert not result.fallbacks
+@pytest.mark.parametrize(
+    "code",
+    [
+        "ld.param.u32 %r2, [p1]; ld.param.u32 %r3, [p1+4]; mov.b64 %rd6, {%r2, %r3};",
+        "ld.param.v2.u32 {%r2, %r3}, [p1]; mov.b64 %rd6, {%r2, %r3};",
+        "ld.param.u32 %rd7, [p1]; ld.param.u32 %rd8, [p1+4]; bfi.b64 %rd6, %rd8, %rd7, 32, 32;",
+    ],
+)
+def test_a_pointer_that_is_loaded_in_halves_is_whole(code: str) -> None:
+    result = analyse(kernel(f"{code} add.s64 %rd6, %rd6, %rd3; st.global.u32 [%rd6], %r1; ret;"))
     (write,) = only(result, 1, "write")
-    assert (write.must, write.boxes, write.precision) == (False, None, "bounded")
-    again = f"{exchange} {through} ld.shared.b64 %rd7, [%r5]; st.global.u32 [%rd7], %r1; ret;"
-    assert analyse(kernel(again, before)).fallbacks
+    assert (write.must, write.boxes, write.precision) == (True, ROW, "exact")
+
+
+SHARED = ".extern .shared .align 16 .b8 s[];"
+EXCHANGE = (
+    "mov.b32 %r6, s; shl.b32 %r2, %r1, 3; add.s32 %r3, %r2, s; xor.b32 %r4, %r2, 8; add.s32 %r5, %r4, s;"
+)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        f"{EXCHANGE} st.shared.b64 [%r3], %rd5; bar.sync 0; ld.shared.b64 %rd6, [%r5];",
+        f"{EXCHANGE} {SPLIT} st.shared.v2.b32 [%r6], {{%r2, %r3}}; bar.sync 0; ld.shared.b64 %rd7, [%r6];"
+        " mov.b64 %rd6, %rd5;",
+        "setp.eq.s32 %p1, %r1, 0; @%p1 bra $ONE; bra.uni $ALL; $ONE: st.shared.b64 [s], %rd2;"
+        " $ALL: bar.sync 0; ld.shared.b64 %rd7, [s]; add.s64 %rd6, %rd7, %rd3;",
+        "setp.eq.s32 %p1, %r1, 5; @%p1 st.shared.b32 [s+4], %r1; bar.sync 0; ld.shared.b32 %r2, [s+4];"
+        " sub.s32 %r2, %r2, 5; mul.wide.s32 %rd7, %r2, 4; add.s64 %rd6, %rd5, %rd7;",
+        "cvt.u16.u32 %rs1, %r1; mul.wide.u32 %rd7, %r1, 2; mov.b64 %rd8, s; add.s64 %rd8, %rd8, %rd7;"
+        " st.shared.u16 [%rd8], %rs1; bar.sync 0; ld.shared.u16 %r2, [%rd8]; mul.wide.u32 %rd7, %r2, 4;"
+        " add.s64 %rd6, %rd2, %rd7;",
+    ],
+)
+def test_what_threads_hand_to_each_other_through_shared_memory_is_known(code: str) -> None:
+    result = analyse(kernel(f".reg .b16 %rs<4>; {code} st.global.u32 [%rd6], %r1; ret;", SHARED))
+    assert not result.fallbacks and not only(result, 0, "write")
+    (write,) = only(result, 1, "write")
+    assert (write.must, write.boxes, write.precision) == (True, ROW, "exact")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        f"{EXCHANGE} st.shared.b64 [%r3], %rd5; bar.sync 0; st.shared.b32 [%r3], %r1; ld.shared.b64 %rd6, [%r5];",
+        f"{EXCHANGE} {LOAD} @%p1 bra $A; st.shared.b64 [s], %rd5; bar.sync 0; $A: ld.shared.b64 %rd6, [s];",
+        f"{EXCHANGE} {LOAD} @%p1 bra $A; st.volatile.shared.b64 [s], %rd5; $A: ld.shared.b64 %rd6, [s];",
+        f"{EXCHANGE} st.shared.b64 [%r3], %rd5; atom.shared.add.u32 %r2, [%r3], 8; ld.shared.b64 %rd6, [%r3];",
+    ],
+)
+def test_what_may_have_been_overwritten_in_shared_memory_is_not(code: str) -> None:
+    result = analyse(kernel(f"{code} st.global.u32 [%rd6], %r1; ret;", SHARED))
+    assert not any(access.must for access in only(result, 1, "write"))
 
 
 @pytest.mark.parametrize("build", ["sm_80", "sm_90", "sm_100"])
@@ -181,7 +268,8 @@ def test_a_jump_table_may_go_anywhere_in_it() -> None:
             "not a param",
         ),
         (
-            "st.local.u64 [t], %rd5; ld.local.u64 %rd6, [t]; st.global.u32 [%rd6], %r1; ret;",
+            "ld.global.u64 %rd8, [%rd1]; st.local.u64 [t], %rd5; st.u32 [%rd8], %r1; ld.local.u64 %rd6, [t];"
+            " st.global.u32 [%rd6], %r1; ret;",
             "not a parameter",
         ),
         ("call.uni f, (%rd5); ret;", "called function"),

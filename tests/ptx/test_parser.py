@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera_core.ptx.analysis import LaunchShape, analyse_launch
+from tessera_core.ptx.constants import Constant, constant_expression
 from tessera_core.ptx.parser import parse_module
 from tessera_core.ptx.syntax import (
     Address,
     Block,
     Directive,
     Group,
+    Guard,
     Immediate,
     Instruction,
     Item,
@@ -95,6 +97,35 @@ def test_there_are_modules_of_both_compilers_and_three_architectures() -> None:
             ),
         ),
         ("bar.sync \t0;", (Immediate(0, "0"),)),
+        (
+            "ld .global\n.v2 .u32 {%r1, _}, [%rd1];",
+            (Vector((Name("%r1"), Name("_"))), Address(Name("%rd1"), 0)),
+        ),
+        ("ld.u32%r1,[%rd1+(4*3)];", (Name("%r1"), Address(Name("%rd1"), 12))),
+        ("ld.param.u32 %r1, [a+2*(1+1)-1];", (Name("%r1"), Address(Name("a"), 3))),
+        ("mov.u64 %rd1, table+8;", (Name("%rd1"), Address(Name("table"), 8))),
+        ("mov.u32 %r1, WARP_SZ-1;", (Name("%r1"), Immediate(31, "WARP_SZ-1"))),
+        ("mov.b32 %r1, ~3;", (Name("%r1"), Immediate(-4, "~3"))),
+        ("mov.b32 %r1, - 4;", (Name("%r1"), Immediate(-4, "- 4"))),
+        ("mov.b64 %rd1, 0xFFFFFFFFFFFFFFFFU;", (Name("%rd1"), Immediate(2**64 - 1, "0xFFFFFFFFFFFFFFFFU"))),
+        ("mov.f64 %fd1, 0dBFF0000000000000;", (Name("%fd1"), Immediate(0xBFF << 52, "0dBFF0000000000000"))),
+        ("mov.f32 %f1, 1e5;", (Name("%f1"), Immediate(None, "1e5"))),
+        ("mov.f32 %f1, .5;", (Name("%f1"), Immediate(None, ".5"))),
+        (
+            "tex.2d.v4.f32.f32 {%f1, _, _, _}, [%rd1, s, {%f2, %f3}];",
+            (
+                Vector((Name("%f1"), *[Name("_")] * 3)),
+                Address(Name("%rd1"), 0, (Name("s"), Vector((Name("%f2"), Name("%f3"))))),
+            ),
+        ),
+        (
+            "call (r), %rd1, (x), proto;",
+            (Group((Name("r"),)), Name("%rd1"), Group((Name("x"),)), Name("proto")),
+        ),
+        (
+            "red.global.add.v2.f32 [%rd1], {%f1, 0f00000000};",
+            (Address(Name("%rd1"), 0), Vector((Name("%f1"), Immediate(0, "0f00000000")))),
+        ),
         ("ret;", ()),
     ],
 )
@@ -130,6 +161,70 @@ def test_guards_labels_scopes_and_directives() -> None:
     )
 
 
+def test_every_form_of_a_guard_and_a_debug_line_that_shares_its_line() -> None:
+    items = body(
+        "@ p ret; @ ! p ret; .loc 1 2 3 @!p ret; .loc 1 2 3, function_name $i+8, inlined_at 1 5 7 ret;"
+    )
+    guards = [item.guard for item in items if isinstance(item, Instruction)]
+    assert guards == [Guard("p", False), Guard("p", True), Guard("p", True), None]
+
+
+def test_opcodes_written_apart_are_joined() -> None:
+    assert one("ld .relaxed .gpu.global\t.u32 %r1, [%rd1];").opcode == "ld.relaxed.gpu.global.u32"
+
+
+def test_ranges_of_branch_targets_are_spelt_out() -> None:
+    _, table = body("T: .branchtargets L<3>, M;")
+    assert isinstance(table, Directive) and table.text == ".branchtargets L0, L1, L2, M"
+
+
+def test_a_pragma_may_hold_any_character() -> None:
+    (pragma,) = body('.pragma "a; } b", "c";')
+    assert isinstance(pragma, Directive) and pragma.name == ".pragma"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1+2*3", 7),
+        ("(1+2)*3", 9),
+        ("1 << 4 | 3", 19),
+        ("2 > 1 ? 7 : 8", 7),
+        ("-7/2", -3),
+        ("-7%2", -1),
+        ("(.u64)-1 >> 60", 15),
+        ("-1 >> 60", -1),
+        ("!0 && 5 != 4", 1),
+        ("0xFFU ^ 0b1", 254),
+        ("0x8000000000000000", 1 << 63),
+    ],
+)
+def test_constant_expressions(text: str, value: int) -> None:
+    assert constant_expression(text) == Constant(
+        value, "", signed=value < 1 << 63 and "U" not in text and ".u" not in text
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1+", "1/0", "a-b", "a*2", "(1", "1.5", "%r1+1", "1 1", "(" * 40, "~" * 40 + "1"]
+)
+def test_what_is_no_constant_expression(text: str) -> None:
+    assert constant_expression(text) is None
+
+
+@given(
+    st.integers(-9, 9),
+    st.integers(1, 9),
+    st.integers(0, 9),
+    st.sampled_from("+-*|&^"),
+    st.sampled_from("+-*|&^"),
+)
+def test_constant_expressions_bind_as_in_c(a: int, b: int, c: int, first: str, second: str) -> None:
+    text = f"{a} {first} {b} {second} {c}"
+    found = constant_expression(text)
+    assert found is not None and found.value == eval(text)  # Python orders these operators as C does
+
+
 def test_parameters_have_the_offsets_of_the_launch() -> None:
     parsed = parse_module(
         f"""{HEAD}.visible .entry k(.param .u32 a, .param .u64 .ptr.global .align 1 b, .param .u8 c,
@@ -139,6 +234,28 @@ def test_parameters_have_the_offsets_of_the_launch() -> None:
     assert entry.parameter_offsets() == {"a": 0, "b": 8, "c": 16, "d": 64, "e": 192}
     assert entry.parameter_bytes() == 200
     assert len(entry.directives) == 2
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        '.entry k() .maxntid 128 , 1, 1 .minnctapersm 2 .maxnreg 32 .pragma "a";',
+        ".entry k .reqntid 64 .explicitcluster .reqnctapercluster 2, 1, 1 .maxclusterrank 4 .blocksareclusters",
+        ".visible .func .noreturn (.param .b32 r) f(.param .align 8 .b8 x[16]) .noreturn",
+        ".func .attribute(.unified(0xAB, 0xCD)) f(.reg .b32 a, .reg .pred p) .abi_preserve 8 .abi_preserve_control 2",
+        ".weak .entry k(.param .u64 .ptr .global .align 16 a, .param .u64 .ptr.const.align 4 b, .param .texref t)",
+    ],
+)
+def test_heads_of_functions(head: str) -> None:
+    parsed = parse_module(f"{HEAD}{head} {{ ret; }}")
+    assert len(parsed.functions) == 1 and parsed.functions[0].body is not None
+
+
+def test_the_header_may_share_its_line() -> None:
+    parsed = parse_module(
+        ".version 6.0 .target sm_70, texmode_independent .address_size 32 .entry k { ret; }"
+    )
+    assert (parsed.version, parsed.target, parsed.address_bits) == ("6.0", "sm_70, texmode_independent", 32)
 
 
 def test_module_parts() -> None:
@@ -153,6 +270,13 @@ def test_module_parts() -> None:
         .extern .shared .align 16 .b8 smem[];
         .func (.reg .b32 r) g(.reg .b32 x) { mov.b32 r, x; ret; }
         .entry k { ret; }
+        .global .u64 places[3] = {generic(table)+4, other, g}, place = table;
+        .global .u8 bytes[2] = {0xff(table), 0xFF00(table)};
+        .global .f32 grid[2][2] = {{1.0, -2.5e3}, {0f3F800000, 0}};
+        .global .attribute(.managed, .unified(19, 95)) .u32 shared_with_host;
+        .global .samplerref s = { addr_mode_0 = clamp_to_border, filter_mode = nearest };
+        .alias h, g;
+        .pragma "global { ; }";
         .section .debug_abbrev { .b8 1 .b32 2 }
         """
     )
@@ -162,7 +286,17 @@ def test_module_parts() -> None:
         ("global", "other", 4),
         ("const", "text", 4),
         ("shared", "smem", 0),
+        ("global", "places", 24),
+        ("global", "place", 8),
+        ("global", "bytes", 2),
+        ("global", "grid", 16),
+        ("global", "shared_with_host", 4),
+        ("global", "s", 8),
     ]
+    initial = {v.name: v.initial for v in parsed.variables}
+    assert initial["table"] == "{1, 2}" and initial["other"] == "3" and initial["smem"] == ""
+    assert initial["places"] == "{generic(table)+4, other, g}" and initial["place"] == "table"
+    assert initial["grid"] == "{{1.0, -2.5e3}, {0f3F800000, 0}}"
     assert [(f.name, f.is_entry, f.body is None) for f in parsed.functions] == [
         ("vprintf", False, True),
         ("g", False, False),
@@ -185,6 +319,12 @@ def test_module_parts() -> None:
         (HEAD + ".entry k(.param .u32 a .param .u32 b) { ret; }", "4:", "','"),
         (HEAD + ".entry k()\n ret;", "5:2", "'{'"),
         (HEAD + ".global .u32 a = {1, 2;", "4:", "initialiser"),
+        (HEAD + ".global .u32 a = ;", "4:", "value"),
+        (HEAD + '.global .u32 a = "abc";', "4:", "value"),
+        (HEAD + ".entry k() .maxntid what { ret; }", "4:21", "'{'"),
+        (".version nine\n.target sm_80", "1:1", ".version"),
+        (HEAD + ".entry k() { ret;; }", "4:", "instruction"),
+        (HEAD + ".entry k() { ld.u32 %r1, [%rd1+%rd2]; }", "4:", "address"),
     ],
 )
 def test_what_is_not_ptx_is_refused_with_its_place(text: str, place: str, expected: str) -> None:
