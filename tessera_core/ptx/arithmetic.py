@@ -319,7 +319,8 @@ def divide(shape: Shape, parts: tuple[str, ...], sources: tuple[Value, ...]) -> 
     x, y = (operand(shape, value, parts[-1]) for value in sources[:2])
     remainder = parts[0] == "rem"
     numbers = numbers_of(x, y)
-    if numbers is None or _may_vanish(shape, numbers[1]):
+    least = -(1 << 63)  # has no magnitude in 64 bits
+    if numbers is None or _may_vanish(shape, numbers[1]) or least in (numbers[0].low, numbers[1].low):
         return _quotient_bounds(x, y, remainder, width)
     x, y = numbers
     if y.low == y.high and y.low > 0 and x.low >= 0 and x.block.size > 1 and x.thread.size > 1:

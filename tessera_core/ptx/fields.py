@@ -161,11 +161,21 @@ def _merged(fields: Fields) -> Fields:
     found: list[Field] = []
     for field in fields:
         before = found[-1] if found else None
-        if before is not None and before.source is field.source and before.start + before.bits == field.start:
+        if (
+            before is not None
+            and before.start + before.bits == field.start
+            and _same(before.source, field.source)
+        ):
             found[-1] = Field(field.source, before.start, before.bits + field.bits)
         elif field.bits:
             found.append(field)
     return tuple(found)
+
+
+def _same(x: Known, y: Known) -> bool:
+    if x is y:
+        return True
+    return x.low == x.high == y.low == y.high and x.base == y.base != NO_BASE
 
 
 def _number(shape: Shape, fields: Fields, width: int) -> Value:

@@ -144,7 +144,7 @@ class Memory:
             for index, element in enumerate(elements):
                 if isinstance(element, Name):
                     value = self._parameter(place, index * size, size)
-                    yield element.text, self._extended(value, step.parts[-1], element.text)
+                    yield element.text, self._held_as(value, step.parts[-1], element.text)
             return
         bases: frozenset[int] | None = NUMBER
         if touch.space == "shared" and step.parts[0] == "ld" and self.kernel.flow.follows_shared:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tessera_core.ptx.values import Unknown, Value, constant, unknown
+from tessera_core.ptx.values import Field, Unknown, Value, constant, unknown
 
 _POINTER_BYTES = 8
 
@@ -49,6 +49,11 @@ class ParameterBlock:
             for relocation in self.relocations
             if offset < relocation.offset + _POINTER_BYTES and relocation.offset < offset + length
         )
+        for relocation in self.relocations:
+            start = offset - relocation.offset
+            if 0 <= start and start + length <= _POINTER_BYTES:
+                pointer = constant(relocation.byte_offset, relocation.buffer)
+                return Unknown(touched, None, None, (Field(pointer, start * 8, length * 8),))
         if touched:
             return Unknown(touched, None, None)
         if offset < 0 or offset + length > len(self.content):

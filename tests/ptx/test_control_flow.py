@@ -173,6 +173,20 @@ def test_a_pointer_that_is_computed_with_keeps_its_buffer(code: str) -> None:
     assert not only(result, 0, "write")
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "ld.param.u32 %r2, [p1]; ld.param.u32 %r3, [p1+4]; mov.b64 %rd6, {%r2, %r3};",
+        "ld.param.v2.u32 {%r2, %r3}, [p1]; mov.b64 %rd6, {%r2, %r3};",
+        "ld.param.u32 %rd7, [p1]; ld.param.u32 %rd8, [p1+4]; bfi.b64 %rd6, %rd8, %rd7, 32, 32;",
+    ],
+)
+def test_a_pointer_that_is_loaded_in_halves_is_whole(code: str) -> None:
+    result = analyse(kernel(f"{code} add.s64 %rd6, %rd6, %rd3; st.global.u32 [%rd6], %r1; ret;"))
+    (write,) = only(result, 1, "write")
+    assert (write.must, write.boxes, write.precision) == (True, ROW, "exact")
+
+
 SHARED = ".extern .shared .align 16 .b8 s[];"
 EXCHANGE = (
     "mov.b32 %r6, s; shl.b32 %r2, %r1, 3; add.s32 %r3, %r2, s; xor.b32 %r4, %r2, 8; add.s32 %r5, %r4, s;"

@@ -138,8 +138,8 @@ def admits(value: Value, results: np.ndarray) -> bool:
     )
 
 
-# Unsigned 64-bit operands beyond the sign bit are bounded only, and so is what is computed from them.
 def bounded_only(opcode: str, sources: list[Value]) -> bool:
+    """Large numbers of 64 bits are only bounded by some instructions, such as unsigned ones beyond the sign bit."""
     row = INSTRUCTIONS[opcode]
     if 64 not in (*row.sources, row.width):
         return False
