@@ -51,7 +51,7 @@ class ParameterBlock:
         )
         for relocation in self.relocations:
             start = offset - relocation.offset
-            if 0 <= start and start + length <= _POINTER_BYTES:
+            if start >= 0 and start + length <= _POINTER_BYTES:
                 pointer = constant(relocation.byte_offset, relocation.buffer)
                 return Unknown(touched, None, None, (Field(pointer, start * 8, length * 8),))
         if touched:
