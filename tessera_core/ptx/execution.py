@@ -87,7 +87,7 @@ class Threads:
         parts, operands = step.parts, step.operands
         width = width_of(parts[-1]) or 64
         target = operands[0]
-        if parts[0] == "mov" and (isinstance(target, Vector) or isinstance(operands[1], Vector)):
+        if parts[0] == "mov" and len(operands) == 2 and any(isinstance(o, Vector) for o in operands):
             self._repack(step, can, must)
             return
         sources = tuple(

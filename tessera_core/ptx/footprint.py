@@ -187,6 +187,8 @@ class Footprint:
 
 
 def _clip(box: Box, size: int) -> Box | None:
+    if box.low >= 0 and box.high <= size:
+        return box
     low, high = max(0, box.low), min(size, box.high)
     return Box.interval(low, high - low) if low < high else None
 

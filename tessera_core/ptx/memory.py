@@ -125,6 +125,9 @@ class Memory:
         if not step.writes:
             return
         touch = step.effects.touches[0]
+        if touch.operand >= len(step.operands):  # no assembler would accept it
+            yield from self._held(step, self.carried)
+            return
         address = step.operands[touch.operand]
         target = step.operands[0]
         place = self.value(address, 64)

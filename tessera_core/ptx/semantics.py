@@ -32,7 +32,14 @@ Transfer = Callable[[Shape, tuple[str, ...], tuple[Value, ...]], Value]
 def evaluate(shape: Shape, parts: tuple[str, ...], sources: tuple[Value, ...]) -> Value:
     """The result of the instruction with opcode ``parts`` on ``sources``."""
     transfer = TRANSFERS.get(parts[0])
-    return mixed(sources) if transfer is None else transfer(shape, parts, sources)
+    if transfer is None:
+        return mixed(sources)
+    try:
+        return transfer(shape, parts, sources)
+    except (IndexError, ValueError):
+        return mixed(
+            sources
+        )  # operands or a type that the opcode does not have: no assembler would accept it
 
 
 def _constant_predicate(value: Value) -> Predicate:

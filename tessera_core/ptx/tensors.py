@@ -26,7 +26,7 @@ from tessera_core.ptx.values import NO_BASE, NUMBER, Bool, Int, Known, Predicate
 _Corner = tuple[tuple[int, int] | None, ...]
 
 # More separate tiles than this are replaced by their bounds.
-_TILES_LIMIT = 256
+_TILES_LIMIT = 2048
 
 # Places of tiles are laid out for all blocks and threads up to this many.
 _DENSE_LIMIT = 1 << 20

@@ -78,6 +78,8 @@ class Predicate:
 
 Value = Known | Unknown | Predicate
 
+_WIDTHS = frozenset({"8", "16", "32", "64", "128"})
+
 NUMBER = frozenset({NO_BASE})
 EITHER = Predicate(ALWAYS, ALWAYS)
 
@@ -292,6 +294,4 @@ def _within(inner: Known | Unknown, outer: Unknown) -> bool:
 
 def width_of(type_name: str) -> int:
     """Bits of an integer type, 0 for any other type."""
-    if type_name[:1] in ("s", "u", "b") and type_name[1:].isdigit():
-        return int(type_name[1:])
-    return 0
+    return int(type_name[1:]) if type_name[:1] in ("s", "u", "b") and type_name[1:] in _WIDTHS else 0

@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera_core.program.boxes import Box
+from tessera_core.ptx.analysis import LaunchShape, PtxAccess, Relocation, analyse_launch
+from tessera_core.ptx.parser import parse_module
 from tessera_core.ptx.tensormap import Ranges, TensorMap, coalesce, decode_tensor_map
 from tests.ptx.effect_cases import HALF, tensor_map
 from tests.ptx.test_effects import assembler
@@ -103,6 +105,49 @@ def test_joining_tiles_loses_and_adds_nothing(ranges: list[Ranges]) -> None:
 def test_a_grid_of_tiles_becomes_one_range() -> None:
     grid = [((x, x + 16), (y, y + 8)) for x in range(0, 64, 16) for y in range(0, 32, 8)]
     assert coalesce(grid) == [((0, 64), (0, 32))]
+
+
+def accesses(text: str, blocks: int, extents: tuple[int, int]) -> tuple[PtxAccess, ...]:
+    """What `blocks` blocks of one thread do through a map of 16 by 8 halves at %rd1 over buffer 5; %r1 is the block."""
+    parsed = parse_module(
+        f""".version 8.8\n.target sm_90a\n.address_size 64
+        .entry k(.param .align 64 .b8 m[128], .param .u64 p) {{ .reg .b32 %r<10>; .reg .b64 %rd<9>; .reg .pred %p<2>;
+        .shared .align 128 .b8 s[1024];
+        mov.b64 %rd1, m; mov.b32 %r9, s; ld.param.u64 %rd2, [p]; mov.u32 %r1, %ctaid.x; mov.b32 %r2, 0;
+        {text} ret; }}"""
+    )
+    launch = LaunchShape(
+        entry="k",
+        grid=(blocks, 1, 1),
+        block=(1, 1, 1),
+        shared_bytes=0,
+        parameters=tensor_map(extents, (128,), (16, 8), HALF) + bytes(8),
+        relocations=(Relocation(0, 5, 256), Relocation(128, 6, 0)),
+    )
+    return analyse_launch(parsed, launch, {5: 8192, 6: 4096}).accesses
+
+
+LOAD = "cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r9], [%rd1, {%r2, %r3}], [%r9];"
+
+
+def test_a_walk_along_rows_is_one_box_clipped_by_the_tensor() -> None:
+    loop = f"shl.b32 %r3, %r1, 3; L: {LOAD} add.s32 %r2, %r2, 16; setp.lt.s32 %p1, %r2, 60; @%p1 bra L;"
+    (access,) = accesses(loop, 4, (60, 30))
+    assert (access.buffer, access.mode, access.must, access.precision) == (5, "read", False, "exact")
+    assert access.boxes == (Box(256, ((30, 128),), 120),)
+
+
+def test_tiles_on_a_diagonal_are_told_apart() -> None:
+    (access,) = accesses(f"shl.b32 %r3, %r1, 3; shl.b32 %r2, %r1, 4; {LOAD}", 3, (64, 32))
+    assert access.precision == "exact" and access.boxes is not None
+    wanted = [Box(256 + 32 * i + 8 * 128 * i, ((8, 128),), 32) for i in range(3)]
+    assert marked(list(access.boxes)) == marked(wanted)
+
+
+def test_a_tile_whose_place_is_loaded_may_be_anywhere_in_the_tensor() -> None:
+    found = accesses(f"ld.global.u32 %r3, [%rd2]; {LOAD}", 2, (64, 8))
+    (access,) = (access for access in found if access.buffer == 5)
+    assert (access.must, access.precision, access.boxes) == (False, "bounded", (Box(256, ((8, 128),), 32),))
 
 
 # What `tensormap.replace` of each field must do to the map, as SASS: the constants that appear in the store's offset
