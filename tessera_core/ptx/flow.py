@@ -71,7 +71,9 @@ class Step:
 class Flow:
     """The steps of one function. ``runs``: indices of the steps worth running, ascending. ``joins``: for a step
     with branch targets, the step where its paths surely meet again (``len(steps)``: at the end). ``widths``: bits
-    of registers, by name or by name without its number (0 where scopes disagree)."""
+    of registers, by name or by name without its number (0 where scopes disagree). ``follows_shared``: whether what is
+    loaded from shared memory matters for addresses and nothing but plain stores writes there; ``ordered``: whether
+    only barriers of the whole block order its threads. ``local``: variables and parameters of its own."""
 
     steps: tuple[Step, ...]
     runs: tuple[int, ...]
