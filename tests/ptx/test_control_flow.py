@@ -312,10 +312,10 @@ def test_module_variables_are_told_from_buffers(body: str, reads: bool, writes: 
 @pytest.fixture
 def limits(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     owner, name, value = request.param
-    analysis._analyse.cache_clear()
+    analysis._remembered.cache_clear()
     monkeypatch.setattr(owner, name, value)
     yield
-    analysis._analyse.cache_clear()
+    analysis._remembered.cache_clear()
 
 
 LIMITS = [

@@ -108,7 +108,7 @@ def analyse_damaged(seed: int, count: int) -> int:
             launches += 1
         done += 1
         if done % 64 == 0:
-            analysis._analyse.cache_clear()
+            analysis._remembered.cache_clear()
         if done == count:
             break
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

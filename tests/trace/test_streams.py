@@ -370,7 +370,8 @@ def test_the_two_stream_model_goes_from_trace_to_deps_with_ptx(tmp_path: Path) -
     DepsStage().run(path, tmp_path / "two.deps")
     deps = load_deps(tmp_path / "two.deps")
     (hidden,) = (op.kernel for op in program.ops if "normed" in op.target)
-    assert {a.evidence for a in deps.accesses(0) if a.kernel == hidden and a.target == "sm_90"} == {"ptx"}
+    found = {a.evidence for a in deps.accesses(0) if a.kernel == hidden and a.target == "sm_90"}
+    assert found == {"ptx", "schema"}  # what else the op may do on this build, only its declaration says
 
 
 REPLAY = """
