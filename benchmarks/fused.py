@@ -35,7 +35,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One call. ``near``: prepares PyTorch's nearest own work on the same arguments; ``lacks``: what that leaves out."""
+    """One call. ``near`` prepares PyTorch's nearest own work on its arguments; ``lacks``: what that leaves out."""
 
     name: str
     operator: str
