@@ -40,7 +40,6 @@ def test_there_is_a_capture_of_every_family() -> None:
         "gpt-oss",
         "mamba",
         "qwen2.5-vl",
-        "stable-diffusion",
         "deepseek",
         "demo",
     )
