@@ -12,6 +12,7 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,16 +30,17 @@ COLD_BYTES = 150e6
 CALLS, ROUNDS = 32, 15
 
 Arguments = tuple[Any, ...]
+Call = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One call. ``near``: PyTorch's nearest own work on the same arguments, and what it leaves out."""
+    """One call. ``near`` prepares PyTorch's nearest own work on its arguments; ``lacks``: what that leaves out."""
 
     name: str
     operator: str
     make: Callable[[], Arguments]
-    near: Callable[..., object] | None = None
+    near: Callable[..., Call] | None = None
     lacks: str = ""
 
 
@@ -66,7 +68,8 @@ def measure(case: Case) -> dict[str, Any]:
     one = case.make()
     size = traffic(case.operator, one)
     sets = [one, *(case.make() for _ in range(min(CALLS, math.ceil(COLD_BYTES / size)) - 1))]
-    spent = timed(getattr(operators, case.operator), sets)
+    operator = getattr(operators, case.operator)
+    spent = timed([partial(operator, *given) for given in sets])
     flops = FUSED[case.operator].flops(shapes(one))
     rates = device_type("h200-sxm").measured
     assert rates is not None
@@ -78,7 +81,7 @@ def measure(case: Case) -> dict[str, Any]:
         "roofline_share": round(least / spent, 3),
     }
     if case.near is not None:
-        found["pytorch_us"] = round(timed(case.near, sets), 2)
+        found["pytorch_us"] = round(timed([case.near(*given) for given in sets]), 2)
     return found
 
 
@@ -99,12 +102,12 @@ def traffic(operator: str, arguments: Arguments) -> int:
     return total + int(arguments[0].numel() * arguments[0].element_size())
 
 
-def timed(call: Callable[..., object], sets: Sequence[Arguments]) -> float:
-    """Median microseconds of a call, by the device's clock."""
+def timed(calls: Sequence[Call]) -> float:
+    """Median microseconds of a call, by the device's clock; the calls take turns."""
 
     def run() -> None:
         for number in range(CALLS):
-            call(*sets[number % len(sets)])
+            calls[number % len(calls)]()
 
     run()
     torch.cuda.synchronize()
@@ -134,14 +137,14 @@ def _sinks(batch: int, tokens: int, rows: int, window: int) -> Arguments:
     return query, draw(batch, 8, rows, 64), draw(batch, 8, rows, 64), draw(64), position, 0.125, window
 
 
-def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> object:
-    return scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any) -> Call:
+    return lambda: scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
 
 
-def _cached(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any) -> object:
+def _cached(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any) -> Call:
     batch, heads, _, width = query.shape
     rows = query.reshape(batch, key.shape[1], heads // key.shape[1], width)
-    return scaled_dot_product_attention(rows, key, value)
+    return lambda: scaled_dot_product_attention(rows, key, value)
 
 
 def _latent() -> Arguments:
@@ -166,18 +169,35 @@ def _gated(tokens: int) -> Arguments:
     return draw(tokens, 4096), *_chosen(tokens, 128, 8), draw(128, 3072, 4096), draw(128, 4096, 1536)
 
 
-def _products(
-    hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, up: torch.Tensor, *rest: Any
-) -> object:
-    """Both grouped products on rows that are sorted already, evenly over the experts."""
-    down = rest[0] if up.shape[2] == hidden.shape[1] else rest[1]
-    if up.shape[2] == hidden.shape[1]:
-        up, down = up.transpose(1, 2), down.transpose(1, 2)
-    pairs, experts = chosen.numel(), up.shape[0]
-    ends = (torch.arange(1, experts + 1, device=DEVICE) * pairs // experts).to(torch.int32)
-    rows = hidden.repeat(chosen.shape[1], 1)
-    both = torch.nn.functional.grouped_mm(rows, up, offs=ends)
-    return torch.nn.functional.grouped_mm(both[:, : down.shape[1]].contiguous(), down, offs=ends)
+def _clamped_products(
+    hidden: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    gate_up_bias: torch.Tensor,
+    down: torch.Tensor,
+    *rest: Any,
+) -> Call:
+    return _products(hidden, chosen, gate_up, down)
+
+
+def _gated_products(
+    hidden: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+) -> Call:
+    return _products(hidden, chosen, gate_up.transpose(1, 2), down.transpose(1, 2))
+
+
+def _products(hidden: torch.Tensor, chosen: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> Call:
+    """Both grouped products, on rows that are sorted by expert and activated already."""
+    counts = torch.bincount(chosen.flatten(), minlength=down.shape[0])
+    ends = counts.cumsum(0).to(torch.int32)
+    rows, gated = draw(chosen.numel(), hidden.shape[1]), draw(chosen.numel(), down.shape[1])
+    grouped_mm = torch.nn.functional.grouped_mm
+    return lambda: (grouped_mm(rows, gate_up, offs=ends), grouped_mm(gated, down, offs=ends))
 
 
 def _convolution(batch: int, tokens: int) -> Arguments:
@@ -229,10 +249,13 @@ CASES = (
             name=f"{operator}, {tokens} tokens",
             operator=operator,
             make=lambda make=make, tokens=tokens: make(tokens),  # type: ignore[misc]
-            near=_products,
+            near=near,
             lacks="both products alone",
         )
-        for operator, make in (("clamped_experts", _clamped), ("gated_experts", _gated))
+        for operator, make, near in (
+            ("clamped_experts", _clamped, _clamped_products),
+            ("gated_experts", _gated, _gated_products),
+        )
         for tokens in (64, 1024)
     ),
     Case(

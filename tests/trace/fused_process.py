@@ -33,9 +33,11 @@ def main() -> None:
 
 def on_cuda(operator: str) -> Callable[..., torch.Tensor]:
     """The function that an operator calls on CUDA."""
-    from tessera_core.trace.fused.kernels import attention, experts, recurrence
+    from tessera_core.trace.fused.kernels import attention, convolution, experts, recurrence
 
-    module = next(module for module in (attention, experts, recurrence) if hasattr(module, operator))
+    module = next(
+        module for module in (attention, convolution, experts, recurrence) if hasattr(module, operator)
+    )
     found: Callable[..., torch.Tensor] = getattr(module, operator)
     return found
 

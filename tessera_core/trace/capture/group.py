@@ -28,12 +28,14 @@ from tessera_formats.errors import ArtifactError
 class Group:
     """A function of tensors. ``inputs``: tensor ids of its arguments; ``results``: of what it returns.
 
-    ``native``: it launches Triton kernels as the user does, so it is called as it is and never compiled.
+    ``layouts``: shape and stride of each result, which is the whole buffer. ``native``: it launches Triton kernels
+    as the user does, so it is called as it is and never compiled.
     """
 
     function: fx.GraphModule
     inputs: tuple[int, ...]
     results: tuple[int, ...]
+    layouts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     native: bool
 
     def arguments(self, memory: Memory) -> list[torch.Tensor]:
@@ -83,6 +85,9 @@ def build_group(
         function=function,
         inputs=tuple(builder.given[node] for node in builder.graph.nodes if node.op == "placeholder"),
         results=tuple(builder.made[buffer].reference.id for buffer in kept),
+        layouts=tuple(
+            (builder.made[buffer].reference.shape, builder.made[buffer].reference.stride) for buffer in kept
+        ),
         native=any(op.target.startswith(TRITON) for op in ops),
     )
 
@@ -255,20 +260,32 @@ def native_launch(kernel: Any, arguments: Mapping[str, Any]) -> Callable[..., No
 
 
 def store_results(group: Group, memory: Memory, results: Sequence[torch.Tensor]) -> None:
-    """Make what the function returned the content of its buffers; raises where the layout is another."""
+    """Make what the function returned the content of its buffers; raises as :func:`check_results`."""
+    check_results(group, memory.trace, results)
     for tensor, value in zip(group.results, results, strict=True):
         reference = memory.trace.tensors[tensor]
-        size = memory.trace.buffers[reference.buffer].bytes
-        if value.storage_offset() or value.untyped_storage().nbytes() < size:
-            raise ArtifactError(
-                f"buffer {reference.buffer}: comes back with {value.untyped_storage().nbytes()} bytes at offset"
-                f" {value.storage_offset()}, recorded are {size}; report this as a bug of the capture"
-            )
         if reference.buffer in memory.fixed:
             target = view_of(memory.storage(reference.buffer), reference)
             target.copy_(value)
         else:
             memory.bind(reference.buffer, value.untyped_storage())
+
+
+def check_results(group: Group, trace: Trace, results: Sequence[torch.Tensor]) -> None:
+    """Refuse results that aren't whole buffers as recorded, such as views of padded ones: launches write there.
+
+    Raises :class:`ArtifactError`.
+    """
+    for tensor, (shape, stride), value in zip(group.results, group.layouts, results, strict=True):
+        buffer = trace.tensors[tensor].buffer
+        size = trace.buffers[buffer].bytes
+        whole = not value.storage_offset() and value.untyped_storage().nbytes() >= size
+        if not whole or not same_layout(value.shape, value.stride(), shape, stride):
+            raise ArtifactError(
+                f"buffer {buffer}: comes back as {tuple(value.shape)} with strides {tuple(value.stride())} at"
+                f" offset {value.storage_offset()}, recorded are {shape} with {stride}; try --no-compile, and"
+                " report this as a bug of the capture"
+            )
 
 
 def _extent(reference: TensorRef) -> int:

@@ -25,7 +25,7 @@ from tessera_core.trace.capture.addresses import (
 )
 from tessera_core.trace.capture.driver import allocation_of, nodes_while_capturing, read_graph
 from tessera_core.trace.capture.graph import RawGraph
-from tessera_core.trace.capture.group import Group, kernel_group
+from tessera_core.trace.capture.group import Group, check_results, kernel_group
 from tessera_core.trace.capture.modules import ModuleBook
 from tessera_core.trace.capture.tables import Captured, check_boundary
 from tessera_core.trace.capture.watch import watched
@@ -91,7 +91,7 @@ class Session:
         try:
             with torch.no_grad(), torch.cuda.stream(stream), self.modules.listening():
                 for _ in range(_WARM_UPS):
-                    function(*arguments)
+                    check_results(group, self.trace, function(*arguments))
                 torch.cuda.synchronize(self.device)
                 graph, results, marks, kept, log, standing = self._watch(function, arguments, stream)
         except TesseraError:
@@ -201,10 +201,13 @@ class Session:
 
 
 def compile_function(group: Group, **options: Any) -> Call:
-    """``torch.compile`` of a group for its own shapes, with kernels loaded so that Triton's hooks see them."""
+    """``torch.compile`` of a group for its own shapes, with kernels loaded so that Triton's hooks see them.
+
+    Products aren't padded: a padded result would come back as a view of something larger than recorded.
+    """
     known = torch._inductor.list_options()
-    launcher = [name for name in ("use_static_cuda_launcher",) if name in known]
-    settings = {**dict.fromkeys(launcher, False), **options}
+    unwanted = [name for name in ("use_static_cuda_launcher", "shape_padding") if name in known]
+    settings: dict[str, Any] = {**dict.fromkeys(unwanted, False), **options}
     built: Call = torch.compile(group.function, fullgraph=True, dynamic=False, options=settings)
     return built
 

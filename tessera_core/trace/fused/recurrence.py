@@ -159,7 +159,7 @@ def _advance(
     return mixed.to(source.dtype)
 
 
-on_cuda(causal_convolution, "recurrence", "causal_convolution")
-on_cuda(causal_convolution_step, "recurrence", "causal_convolution_step")
+on_cuda(causal_convolution, "convolution", "causal_convolution")
+on_cuda(causal_convolution_step, "convolution", "causal_convolution_step")
 on_cuda(selective_scan, "recurrence", "selective_scan")
 on_cuda(selective_step, "recurrence", "selective_step")

@@ -24,8 +24,39 @@ def stored(request: pytest.FixtureRequest) -> tuple[Any, dict[str, list[dict[str
     return load_trace(request.param), {n.split("/")[2]: bundle.table(n).to_pylist() for n in names}
 
 
-def test_there_are_captures() -> None:
-    assert len(CAPTURES) == 3
+FUSED = {
+    "gpt-oss": {"clamped_experts", "sink_attention"},
+    "deepseek": {"gated_experts", "latent_attention"},
+    "mamba": {"causal_convolution", "causal_convolution_step", "selective_scan", "selective_step"},
+}
+"""Fused operators of the families that have some."""
+
+
+def test_there_is_a_capture_of_every_family() -> None:
+    names = [path.stem for path in CAPTURES]
+    families = (
+        "llama",
+        "qwen2.5-32b",
+        "gpt-oss",
+        "mamba",
+        "qwen2.5-vl",
+        "deepseek",
+        "demo",
+    )
+    assert all(any(name.startswith(family) for name in names) for family in families)
+
+
+def test_fused_operators_launch_kernels_whose_ptx_is_there(stored: Any) -> None:
+    trace, rows = stored
+    texts = {row["module"] for row in rows["modules"] if row["language"] == "ptx"}
+    seen = set()
+    for row in rows["launches"]:
+        target = "" if row["op"] is None else trace.programs[row["program"]].ops[row["op"]].target
+        if target.startswith("tessera."):
+            seen.add(target.split(".")[1])
+            assert row["kind"] == "kernel" and row["module"] in texts
+    model = str(trace.info["model"])
+    assert seen == next((found for family, found in FUSED.items() if model.startswith(family)), set())
 
 
 def test_every_kernel_has_launches(stored: Any) -> None:

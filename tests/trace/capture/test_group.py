@@ -14,6 +14,7 @@ from tessera_core.program.memory import Memory
 from tessera_core.program.replay import KernelRunner, local_buffers
 from tessera_core.trace.capture.group import build_group, kernel_group, store_results
 from tessera_core.trace.capture.views import view_steps
+from tessera_formats.errors import ArtifactError
 
 
 @given(st.data())
@@ -139,3 +140,22 @@ def test_a_layout_that_differs_is_copied(tracer: Callable[..., Any]) -> None:
     value = torch.randn(old.shape)
     (result,) = group.function(value)
     assert result.stride() == turned.stride and torch.equal(result, value.exp())
+
+
+def test_a_result_that_is_laid_out_otherwise_is_refused(tracer: Callable[..., Any]) -> None:
+    """Such as a compiler's view of a padded product: what the launches write isn't what the trace says."""
+
+    def step(net: Any, inputs: Any, state: Any) -> dict[str, torch.Tensor]:
+        x = net.embed(inputs["tokens"])
+        return {"y": torch.cat([x, x]).exp()}
+
+    trace = tracer(step).trace
+    program = trace.programs[0]
+    group = build_group(trace, program, program.ops, local=(), device="cpu")
+    memory = bound(trace, given_values(trace))
+    results = list(group.function(*group.arguments(memory)))
+    store_results(group, memory, results)
+    last = results[-1]
+    padded = torch.zeros(*last.shape[:-1], last.shape[-1] + 3)[..., : last.shape[-1]]
+    with pytest.raises(ArtifactError, match=r"comes back as .* with strides .*--no-compile"):
+        store_results(group, memory, [*results[:-1], padded])
