@@ -1,4 +1,4 @@
-"""The oracles themselves: the suite is as large as it claims, the emulator computes, instrumented PTX notes accesses."""
+"""The oracles themselves: the suite is as large as it claims, the emulator computes, instrumented PTX notes."""
 
 from __future__ import annotations
 
