@@ -28,13 +28,13 @@ import torch
 from benchmarks import Bar, report
 from fixtures.ptx import archive
 from fixtures.ptx.archive import StoredLaunch as SuiteLaunch
-from tessera_core.deps.poison import Claims, poison_test
-from tessera_core.deps.validate import Iteration, validate_target
 from tessera_core.program.boxes import Box
 from tessera_core.program.store import trace_from_bundle
 from tessera_core.trace.capture.driver import call, driver
 from tessera_core.trace.capture.rebuild import StoredLaunch, build_graph, load_ptx, run_graph
 from tessera_core.trace.capture.stage import machine_facts
+from tessera_core.validate.poison import Claims, poison_test
+from tessera_core.validate.target import Iteration, validate_target
 from tessera_formats.trace import read_trace
 from tests.ptx.oracle.instrument import ARENA, instrument
 

@@ -25,10 +25,10 @@ import numpy.typing as npt
 from benchmarks import Bar, report
 from fixtures.ptx import archive
 from fixtures.ptx.archive import MODES, StoredLaunch
-from tessera_core.deps.poison import mark
 from tessera_core.ptx.analysis import LaunchAnalysis, LaunchShape, Relocation, analyse_launch
 from tessera_core.ptx.parser import parse_module
 from tessera_core.ptx.syntax import Module
+from tessera_core.validate.poison import mark
 from tessera_formats.trace import read_trace
 
 GPU = archive.HERE / "gpu.json.xz"

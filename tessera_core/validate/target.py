@@ -17,7 +17,6 @@ import torch
 
 from tessera_core.deps.accesses import PRIVATE_KINDS, fold_ops, without_internal
 from tessera_core.deps.graph import Access
-from tessera_core.deps.poison import Boxes, Claims, PoisonResult, poison_test
 from tessera_core.deps.ptx_evidence import target_evidence
 from tessera_core.program.ir import Kernel, Program, Trace
 from tessera_core.program.memory import view_of
@@ -25,6 +24,7 @@ from tessera_core.program.weights import fill, materialise_weights, random_input
 from tessera_core.report.facts import Facts, FactTable, rows_of
 from tessera_core.trace.capture.driver import call, driver
 from tessera_core.trace.capture.rebuild import StoredLaunch, build_graph, load_ptx, run_graph, stored_launches
+from tessera_core.validate.poison import Boxes, Claims, PoisonResult, poison_test
 from tessera_formats.bundle import Bundle
 from tessera_formats.errors import InputError
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tessera_core.deps.poison import Boxes, Claims, PoisonResult, poison_test
-from tessera_core.deps.validate import validate_target
 from tessera_core.program.boxes import Box
 from tessera_core.program.store import trace_from_bundle
+from tessera_core.validate.poison import Boxes, Claims, PoisonResult, poison_test
+from tessera_core.validate.target import validate_target
 from tessera_formats.errors import InputError
 from tessera_formats.trace import read_trace
 
