@@ -308,14 +308,13 @@ def poison(
 
 def observe_captured(name: str) -> tuple[list[Found], Found]:
     """Captured launches with PTX, instrumented, in program order; and the poison test of every kernel."""
-    from benchmarks.capture import make
+    from benchmarks.capture.subjects import subject
     from tessera_core.trace.capture.stage import CaptureStage
 
     bundle = read_trace(Path(f"fixtures/captures/{name}.trace"))
     trace = trace_from_bundle(bundle)
     target = bundle.targets()[0]
-    again, _ = make(name)
-    session = CaptureStage(device=DEVICE).capture(again)[2]
+    session = CaptureStage(device=DEVICE).capture(subject(name).trace())[2]
     facts = validate_target(trace, bundle, target, functions=session.handles, progress=progress)
     tables = ("launches", "launch_edges", "pointers", "workspaces", "launch_attributes", "modules")
     rows = {table: bundle.table(f"targets/{target}/{table}").to_pylist() for table in tables}

@@ -135,7 +135,7 @@ class Machine:
             self.frame_bytes[routine.name] = at + -at % 16
 
     def _memory(self, program: Program, launch: Launched, contents: Mapping[int, bytes]) -> None:
-        """One store of bytes: buffers, module variables, each block's shared memory, each thread's local, parameters."""
+        """One store of bytes: buffers, module variables, shared memory by block, local by thread, parameters."""
         shared: list[Variable] = [v for v in program.variables if v.space == "shared"]
         for routine in program.routines.values():
             shared.extend(routine.shared)
