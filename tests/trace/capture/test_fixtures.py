@@ -41,6 +41,7 @@ def test_there_is_a_capture_of_every_family() -> None:
         "mamba",
         "qwen2.5-vl",
         "deepseek",
+        "stable-diffusion",
         "demo",
     )
     assert all(any(name.startswith(family) for name in names) for family in families)
