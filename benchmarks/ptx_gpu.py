@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
-import re
 import struct
 import subprocess
 import sys
@@ -209,17 +208,10 @@ def observe_suite(part: str, deadline: float, found: list[Found]) -> None:
                 raise RuntimeError(f"{name} {launch.kernel} launch {launch.launch}: {problem}") from problem
 
 
-def entry_text(text: str, entry: str) -> str:
-    """The text of one kernel of a module."""
-    start = re.search(rf"\.entry\s+{re.escape(entry)}\b", text)
-    assert start is not None
-    return text[start.start() : text.find("\n}", start.end())]
-
-
 def unseen_in(text: str, entry: str) -> tuple[str, ...]:
     """Opcodes of one kernel whose accesses instrumented PTX does not note."""
     head = ".version 8.0\n.target sm_90\n.address_size 64\n"
-    return instrument(head + entry_text(text, entry)).unseen
+    return instrument(head + archive.entry_text(text, entry)).unseen
 
 
 def observe(
@@ -299,9 +291,7 @@ def poison(
         contents[0].copy_(arena.held)
 
     claims = Claims(reads=moved("read"), writes=moved("write"), must=must)
-    ordered = (
-        re.search(r"\b(atom|red)\.", entry_text(archive.modules()[launch.module].text, launch.entry)) is None
-    )
+    ordered = not archive.order_matters(launch)
     result = poison_test({0: arena.held.clone()}, claims, execute, ordered=ordered)
     return {**asdict(result), "holds": result.holds, "ordered": ordered}
 

@@ -191,8 +191,10 @@ def gpu(recorded: Mapping[str, Any]) -> tuple[Tally, dict[str, Any]]:
     for entry in recorded["suite"]:
         launch = by_key.get((entry["module"], entry["kernel"], entry["launch"]))
         if "poison" in entry:
+            outcome = entry["poison"]
+            ordered = launch is None or not archive.order_matters(launch)
             poisoned += 1
-            refuted += not entry["poison"]["holds"]
+            refuted += not outcome["holds"] if ordered else bool(outcome["lost_canaries"])
         if launch is None or entry["unseen"]:
             continue
         if launch.module not in parsed:
@@ -213,6 +215,7 @@ def gpu(recorded: Mapping[str, Any]) -> tuple[Tally, dict[str, Any]]:
         "refuted": refuted,
         "validated": validated,
         "machine": recorded.get("machine", {}),
+        "problems": recorded["problems"],
     }
 
 
