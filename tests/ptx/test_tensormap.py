@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import lzma
 import re
 import struct
 import subprocess
@@ -13,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fixtures.ptx import archive
 from tessera_core.program.boxes import Box
 from tessera_core.ptx.analysis import LaunchShape, PtxAccess, Relocation, analyse_launch
 from tessera_core.ptx.parser import parse_module
@@ -192,6 +195,23 @@ def test_the_assembler_writes_fields_where_we_read_them(tmp_path: Path) -> None:
         assert all(re.search(rf"\b{constant}\b", code) for constant in constants), field
 
 
+def test_what_the_driver_encoded_is_decoded() -> None:
+    with lzma.open(archive.HERE / "gpu.json.xz") as file:
+        encoded = [row for row in json.load(file)["tensor_maps"] if "bytes" in row]
+    assert len(encoded) >= 100
+    for row in encoded:
+        content, item = bytes.fromhex(row["bytes"]), row["elem_size"]
+        assert int.from_bytes(content[:8], "little") == row["address"]
+        assert decode_tensor_map(content, 3, 512) == TensorMap(
+            buffer=3,
+            offset=512,
+            extents=tuple(reversed(row["shape"])),
+            strides=tuple(item * stride for stride in reversed(row["strides"])),
+            box_extents=tuple(reversed(row["block_size"])),
+            element_strides=(1,) * len(row["shape"]),
+        )
+
+
 @pytest.mark.gpu
 def test_the_driver_encodes_what_we_decode() -> None:
     driver = pytest.importorskip("cuda.bindings.driver", reason="the cuda extra brings the driver's bindings")
@@ -217,7 +237,9 @@ def test_the_driver_encodes_what_we_decode() -> None:
             rank,
             buffer.data_ptr() + offset,
             [driver.cuuint64_t(x) for x in extents],
-            [driver.cuuint64_t(x) for x in strides],
+            [
+                driver.cuuint64_t(x) for x in strides or [16]
+            ],  # of one dimension too, a pointer to strides is wanted
             [driver.cuuint32_t(x) for x in box],
             [driver.cuuint32_t(1)] * rank,
             driver.CUtensorMapInterleave(0),
