@@ -104,6 +104,8 @@ class TraceChoice:
         useless = given(self._recorded())
         if useless:
             raise UsageError(f"{useless}: for a profile (.json), and {self.model} is none")
+        if kind == "export" and self.seed:
+            raise UsageError(f"--seed is for random weights, and {self.model} has its own: drop it")
         from tessera_core.trace.capture.stage import CaptureStage
         from tessera_core.trace.stage import TraceStage
 

@@ -29,6 +29,7 @@ ADDED = [CAPTURES / "demo.trace", "--add-target", CAPTURES / "demo.trace"]
             "--batch: goes with --phase",
         ),
         (["m.pt2", "--context", 64, "-o", "x"], "--context: goes with --phase"),
+        (["m.pt2", "--seed", 1, "-o", "x"], "--seed is for random weights"),
     ],
     ids=[
         "nothing to add",
@@ -39,6 +40,7 @@ ADDED = [CAPTURES / "demo.trace", "--add-target", CAPTURES / "demo.trace"]
         "other ways to make what exists",
         "a batch of no program",
         "a context of no program",
+        "weights that are not random",
     ],
 )
 def test_wrong_usage(tessera: Callable[..., Any], words: list[object], named: str) -> None:
