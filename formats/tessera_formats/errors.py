@@ -31,6 +31,12 @@ class InputError(TesseraError):
     """A name, option or input file that the user gave does not exist or does not make sense."""
 
 
+class UsageError(TesseraError):
+    """Options of a command that do not go together, or lack one another."""
+
+    exit_code: ClassVar[int] = 2
+
+
 class ModelError(TesseraError):
     """A model or its factory failed, or did something that cannot be traced."""
 

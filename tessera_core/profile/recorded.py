@@ -26,6 +26,10 @@ ENOUGH_SAMPLES = 8
 def recorded_target(bundle: Bundle, device_type: str) -> str | None:
     """The target of a trace that holds recorded times of ``device_type``, if there is one."""
     for target in bundle.targets():
+        if (
+            f"targets/{target}/recorded" not in bundle.entries
+        ):  # captures have times only where somebody recorded any
+            continue
         facts = {row["name"]: row["value"] for row in bundle.table(f"targets/{target}/capture").to_pylist()}
         recorded = bundle.table(f"targets/{target}/recorded")
         if recorded.num_rows and facts.get("device_type") == device_type:
@@ -36,12 +40,17 @@ def recorded_target(bundle: Bundle, device_type: str) -> str | None:
 def recorded_rows(
     trace: Trace, bundle: Bundle, target: str, device_type: str, kernels: Mapping[str, Kernel]
 ) -> list[TimeRow]:
-    """A measured row for each of ``kernels`` (by signature) that the target has recorded times of."""
+    """A measured row for each of ``kernels`` (by signature) that the target has recorded times of.
+
+    A kernel that took no time was recorded with a clock too coarse for it: that is no measurement.
+    """
     durations: dict[tuple[int, int], float] = defaultdict(float)
     for row in bundle.table(f"targets/{target}/recorded").to_pylist():
         durations[row["program"], row["kernel"]] += row["duration_us"]
     samples: dict[str, list[float]] = defaultdict(list)
     for (program, number), duration in sorted(durations.items()):
+        if duration <= 0:
+            continue
         samples[trace.programs[program].kernels[number].signature].append(duration)
     scatter = _scatter(list(samples.values()))
     rows = []

@@ -9,6 +9,8 @@ import torch
 
 CAPTURES = Path(__file__).parents[2] / "fixtures" / "captures"
 
+ADDED = [CAPTURES / "demo.trace", "--add-target", CAPTURES / "demo.trace"]
+
 
 @pytest.mark.parametrize(
     ("words", "named"),
@@ -16,8 +18,30 @@ CAPTURES = Path(__file__).parents[2] / "fixtures" / "captures"
         ([CAPTURES / "demo.trace"], "say what to add"),
         ([CAPTURES / "demo.trace", "--no-compile"], "--capture"),
         (["demo", "--program", "decode:batch=1,context=8"], "-o"),
+        ([*ADDED, "--fake", "--seed", 3, "--ptx-target", "sm_90"], "drop --seed, --fake, --ptx-target"),
+        ([*ADDED, "--phase", "decode", "--batch", 2, "--context", 8], "drop --phase, --batch, --context"),
+        (
+            [*ADDED, "--tensor-parallel", 2, "--rank", 1, "--iteration", 0],
+            "drop --tensor-parallel, --rank, --it",
+        ),
+        (
+            ["demo", "--program", "decode:batch=1,context=8", "--batch", 4, "-o", "x"],
+            "--batch: goes with --phase",
+        ),
+        (["m.pt2", "--context", 64, "-o", "x"], "--context: goes with --phase"),
+        (["m.pt2", "--seed", 1, "-o", "x"], "--seed is for random weights"),
     ],
-    ids=["nothing to add", "how without where", "no output"],
+    ids=[
+        "nothing to add",
+        "how without where",
+        "no output",
+        "making what exists",
+        "programs of what exists",
+        "other ways to make what exists",
+        "a batch of no program",
+        "a context of no program",
+        "weights that are not random",
+    ],
 )
 def test_wrong_usage(tessera: Callable[..., Any], words: list[object], named: str) -> None:
     done = tessera("trace", *words)

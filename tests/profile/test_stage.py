@@ -24,6 +24,14 @@ def trace(tmp_path: Path) -> Path:
     return tmp_path / "x.trace"
 
 
+@pytest.mark.parametrize("name", ["demo", "llama-tiny", "llama-3-8b-4-layers"])
+def test_captures_without_recorded_times_are_modelled(name: str, tmp_path: Path) -> None:
+    captured = ROOT / "fixtures" / "captures" / f"{name}.trace"
+    ProfileStage(devices=("h200-sxm",)).run(captured, tmp_path / "x.profile.arrow")
+    rows = [row for found in load_profiles([tmp_path / "x.profile.arrow"]).rows.values() for row in found]
+    assert {row.source for row in rows} == {"modelled"}
+
+
 def test_every_signature_is_modelled_once_per_type(trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "x.profile.arrow"
     facts = ProfileStage(devices=("a100-80gb", "l40s")).run(trace, output)

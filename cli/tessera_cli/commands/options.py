@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tessera_formats.bundle import check_replaceable
 from tessera_formats.files import check_output_file
-
-if TYPE_CHECKING:
-    from tessera_core.trace.request import ProgramRequest
 
 Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="Trace folder, as `tessera trace` writes it.")]
 TraceOption = Annotated[
@@ -100,18 +97,3 @@ def pairs(option: str, texts: list[str]) -> dict[str, str]:
             raise typer.BadParameter(f"{option} names {name} twice")
         result[name] = value
     return result
-
-
-def requests(
-    programs: list[str], phase: str | None, batch: int, context: int | None
-) -> tuple[ProgramRequest, ...]:
-    """The programs to trace, from ``--program`` and the short form; none at all is wrong usage."""
-    from tessera_core.trace.request import parse_program
-
-    if phase is not None:
-        if context is None:
-            raise typer.BadParameter("--phase needs --context too")
-        programs = [*programs, f"{phase}:batch={batch},context={context}"]
-    if not programs:
-        raise typer.BadParameter("name what to record: --program, or --phase, --batch and --context")
-    return tuple(parse_program(text) for text in programs)

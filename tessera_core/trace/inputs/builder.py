@@ -31,6 +31,10 @@ from tessera_core.trace.inputs.kineto import Shown
 from tessera_core.trace.kernels import build_kernels
 from tessera_core.trace.recorder import RecordedOp
 from tessera_core.trace.registry import BufferEntry, Registry
+from tessera_formats.errors import InputError
+
+_MOST = (1 << 63) - 1
+"""Largest count of operations or bytes that a table of a trace holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,10 +152,16 @@ class Builder:
         else:
             kind, flops = recorded_kind(op.target), recorded_flops(op.target, shapes, made, bool(floats))
         read, written = self.traffic(kernel, group, kind, made, dtype)
+        name = _name(group, shapes)
+        if max(flops, read, written) > _MOST:
+            raise InputError(
+                f"the recorded call {name}: its arguments are larger than any GPU's memory; pass the profile as"
+                " export_chrome_trace wrote it"
+            )
         return replace(
             kernel,
             kind=kernel.kind if kernel.kind == "counter" else kind,
-            name=_name(group, shapes),
+            name=name,
             flops=flops,
             dtype=dtype,
             read_bytes=read,

@@ -68,7 +68,7 @@ def read_execution_trace(path: Path, ops: Iterable[CpuOp], profile: Path) -> Map
     together with ``profile``.
     """
     calls = list(ops)
-    wanted = {op.record: op.name for op in calls if op.record}
+    wanted = {op.record: op for op in calls if op.record}
     nodes: dict[int, Node] = {}
     schema, count = None, 0
     for key, value in entries(path, ("nodes",)):
@@ -81,11 +81,19 @@ def read_execution_trace(path: Path, ops: Iterable[CpuOp], profile: Path) -> Map
                 record = int(attributes.get("rf_id", 0))
                 if record not in wanted:
                     continue
-                if value["name"] != wanted[record]:
+                call = wanted[record]
+                if value["name"] != call.name:
                     raise _strangers(
-                        path, profile, f"record {record} is {value['name']} there, not {wanted[record]}"
+                        path, profile, f"record {record} is {value['name']} there, not {call.name}"
                     )
                 nodes[record] = _node(value, text_of(attributes.get("op_schema", "")))
+                given, shown = _given(nodes[record]), _shown(call)
+                if given is not None and shown is not None and len(given) == len(shown) and given != shown:
+                    raise _strangers(
+                        path,
+                        profile,
+                        f"record {record}, {call.name}, was given {_said(given)} there, not {_said(shown)}",
+                    )
             except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as problem:
                 raise InputError(
                     f"{path}: node {count} is not as ExecutionTraceObserver writes it ({type(problem).__name__}:"
@@ -101,6 +109,26 @@ def read_execution_trace(path: Path, ops: Iterable[CpuOp], profile: Path) -> Map
         )
         raise _strangers(path, profile, why)
     return nodes
+
+
+_Tensors = list[tuple[str, tuple[int, ...]]]
+
+
+def _given(node: Node) -> _Tensors | None:
+    """Dtype and shape of each tensor argument; None where there are lists, which profiles show in several ways."""
+    if any(isinstance(value, tuple) and views_in(value) for value in node.inputs):
+        return None
+    return [(view.dtype, view.shape) for view in views_in(node.inputs)]
+
+
+def _shown(call: CpuOp) -> _Tensors | None:
+    """The same, as the profile shows it."""
+    tensors = [(shown.dtype, shown.shape) for shown in call.arguments if shown.dtype is not None]
+    return None if any(not dtype for dtype, _ in tensors) else tensors
+
+
+def _said(tensors: _Tensors) -> str:
+    return " ".join(f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in tensors)
 
 
 def _strangers(path: Path, profile: Path, why: str) -> InputError:

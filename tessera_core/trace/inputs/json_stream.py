@@ -31,6 +31,7 @@ def entries(path: Path, arrays: Collection[str]) -> Iterator[tuple[str, Any]]:
             binary = gzip.GzipFile(fileobj=raw) if path.name.lower().endswith(".gz") else raw
             window.file = io.TextIOWrapper(binary, encoding="utf-8", errors="replace")
             yield from _object(window, arrays)
+            window.end()
     except (EOFError, zlib.error) as problem:
         raise window.cut_short() from problem
     except OSError as problem:
@@ -41,6 +42,7 @@ def entries(path: Path, arrays: Collection[str]) -> Iterator[tuple[str, Any]]:
 def _object(window: _Window, arrays: Collection[str]) -> Iterator[tuple[str, Any]]:
     window.expect("{")
     if window.peek() == "}":
+        window.expect("}")
         return
     while True:
         key = window.value()
@@ -57,6 +59,7 @@ def _object(window: _Window, arrays: Collection[str]) -> Iterator[tuple[str, Any
         else:
             yield key, window.value()
         if window.peek() == "}":
+            window.expect("}")
             return
         window.expect(",")
 
@@ -86,6 +89,15 @@ class _Window:
         if self.peek() != character:
             raise self.malformed()
         self.position += 1
+
+    def end(self) -> None:
+        """Nothing but space may follow: two files in one would be read as the first of them."""
+        while True:
+            if self.text[self.position :].strip(_SPACE):
+                raise self.malformed()
+            self.position = len(self.text)
+            if not self._more():
+                return
 
     def value(self) -> Any:
         """The next value, stepping over it."""

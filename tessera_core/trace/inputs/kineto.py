@@ -21,6 +21,10 @@ _LAUNCHES: Mapping[str, LaunchKind] = {"kernel": "kernel", "gpu_memcpy": "memcpy
 _CALLS = frozenset({"cuda_runtime", "cuda_driver"})
 _MOST = (1 << 31) - 1
 """Largest number of blocks, threads, extents or bytes of one block that is believed."""
+_LATEST_US = 1e17
+"""Latest moment that is believed: clocks count from the start of the machine or from 1970, about 2e15 by now."""
+_LONGEST_US = 3.6e9
+"""Longest launch that is believed: an hour."""
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 
 DTYPES: Mapping[str, str] = {
@@ -153,7 +157,18 @@ class _Reader:
     def devices(self, value: Any) -> None:
         for device in value if isinstance(value, list) else ():
             if isinstance(device, dict) and isinstance(device.get("name"), str):
-                self.gpus[int(device.get("id", len(self.gpus)))] = text_of(device["name"])
+                number = device.get("id", len(self.gpus))
+                if not isinstance(number, int) or isinstance(number, bool):
+                    raise InputError(
+                        f"{self.path}: a GPU of its deviceProperties has the id {number!r}, which is no number; pass"
+                        " the file as export_chrome_trace wrote it"
+                    )
+                name = text_of(device["name"])
+                if self.gpus.setdefault(number, name) != name:
+                    raise InputError(
+                        f"{self.path}: GPU {number} is both {self.gpus[number]!r} and {name!r}: recordings of several"
+                        " machines in one file; pass each by itself"
+                    )
 
     def event(self, event: Any) -> None:
         self.count += 1
@@ -172,7 +187,7 @@ class _Reader:
         elif category in _CALLS:
             if args.get("correlation"):
                 call = Call(text_of(event["name"]), _thread(event), _time(event["ts"]))
-                self.calls[int(args["correlation"])] = call
+                self.calls[_whole(args["correlation"])] = call
         elif category == "cpu_op":
             start = _time(event["ts"])
             self.ops.append(
@@ -180,7 +195,8 @@ class _Reader:
                     name=text_of(event["name"]),
                     thread=_thread(event),
                     start_us=start,
-                    end_us=start + _time(event.get("dur", 0.0)),
+                    end_us=start
+                    + max(0.0, _time(event.get("dur", 0.0))),  # a call that never ended may lack one
                     external=_integer(args.get("External id")),
                     record=_integer(args.get("Record function id")),
                     arguments=self._arguments(args),
@@ -229,11 +245,11 @@ def _launch(event: dict[str, Any], kind: LaunchKind, args: dict[str, Any]) -> Gp
     return GpuLaunch(
         kind=kind,
         name=text_of(event["name"]),
-        device=int(args.get("device", 0)),
+        device=within(args.get("device", 0), _MOST),
         stream=within(args.get("stream", 0), _MOST),
         start_us=_time(event["ts"]),
-        duration_us=max(0.0, _time(event["dur"])),
-        correlation=int(args.get("correlation", 0)),
+        duration_us=_duration(event["dur"]),
+        correlation=_whole(args.get("correlation", 0)),
         external=_integer(args.get("External id")),
         grid=_triple(args.get("grid")),
         block=_triple(args.get("block")),
@@ -259,7 +275,7 @@ def text_of(value: Any) -> str:
 
 def within(value: Any, most: int) -> int:
     """A whole number from 0 to ``most``; raises :class:`ValueError` for any other."""
-    number = int(value)
+    number = _whole(value)
     if not 0 <= number <= most:
         raise ValueError(f"{number} is out of range")
     return number
@@ -272,10 +288,27 @@ def shape_of(value: Any) -> tuple[int, ...]:
     return shape
 
 
+def _whole(value: Any) -> int:
+    """A whole number as JSON writes it, or its digits; what would have to be rounded is refused."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    number = int(value)
+    if isinstance(value, bool) or (isinstance(value, float) and number != value):
+        raise ValueError(f"{value!r} is no whole number")
+    return number
+
+
 def _time(value: Any) -> float:
     number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{number} is no time")
+    if isinstance(value, bool) or not abs(number) <= _LATEST_US:
+        raise ValueError(f"{value!r} is no time in microseconds")
+    return number
+
+
+def _duration(value: Any) -> float:
+    number = _time(value)
+    if not 0 <= number <= _LONGEST_US:
+        raise ValueError(f"{value!r} microseconds is no time that a launch takes")
     return number
 
 
@@ -284,7 +317,7 @@ def _thread(event: dict[str, Any]) -> tuple[str, str]:
 
 
 def _integer(value: Any) -> int | None:
-    return None if value is None else int(value)
+    return None if value is None else _whole(value)
 
 
 def _triple(value: Any) -> tuple[int, int, int]:

@@ -13,6 +13,7 @@ import io
 import json
 import logging
 import re
+import sys
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -108,6 +109,14 @@ def _check(path: Path) -> None:
         raise InputError(f"{path}: holds two records of one name; {_ADVICE}")
     if "archive_format" not in records or reader.get_record("archive_format") != b"pt2":
         raise InputError(f"{path}: is an archive, but not one of torch.export.save; {_ADVICE}")
+    order = (
+        reader.get_record("byteorder").decode("ascii", "replace") if "byteorder" in records else sys.byteorder
+    )
+    if order != sys.byteorder:  # loading would take the weights' bytes as they are
+        raise InputError(
+            f"{path}: was written on a machine of byte order {order!r}, and this one's is {sys.byteorder!r}; export"
+            " it on a machine like this one"
+        )
     models = [record for record in records if record.startswith("models/")]
     if models != ["models/model.json"]:
         found = ", ".join(models) or "none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from tessera_core.trace.stage import package_versions, trace_facts
 from tessera_formats.errors import InputError
 from tessera_formats.trace import TRACE, write_trace
 
+OVERLAP_WORTH_A_NOTE = 0.02
+"""Share of the launches' time that lies beside other launches; less is the tail of one under the head of the next."""
 REMEDY = "a profile has times but no values; trace the model itself"
 
 
@@ -59,7 +62,7 @@ class RecordedStage:
             progress(f"reading {self.execution_trace}")
             nodes = read_execution_trace(self.execution_trace, chosen.ops, self.path)
             recorded = with_storages(chosen, nodes)
-        trace = self._trace(chosen, recorded)
+        trace = self._trace(chosen, recorded, self._type_note(profile, chosen))
         target = f"recorded-{gpu_type}"
         tables = {
             f"targets/{target}/{name}": table for name, table in _target(profile, chosen, gpu_type).items()
@@ -86,9 +89,18 @@ class RecordedStage:
             raise InputError(f"{self.path}: {what}; say which type it is: --gpu-type TYPE")
         return found.name
 
-    def _trace(self, chosen: Iteration, recorded: RecordedProgram) -> Trace:
+    def _type_note(self, profile: Profile, chosen: Iteration) -> str | None:
+        """Whether the user's ``gpu_type`` is another than the one that the profile itself names."""
+        name = profile.gpus.get(chosen.device)
+        found = None if name is None else catalogue().reported(name)
+        if self.gpu_type is None or found is None or found.name == self.gpu_type:
+            return None
+        return f"times of {name} (type {found.name}) count as measured times of {self.gpu_type}: so asked by --gpu-type"
+
+    def _trace(self, chosen: Iteration, recorded: RecordedProgram, type_note: str | None) -> Trace:
         request = self.program or ProgramRequest("step", 1, 1)
         notes = [f"{NOT_REPLAYABLE}{REMEDY}", f"recorded: {chosen.said}", *recorded.notes]
+        notes += [note for note in (type_note, overlap_note(chosen)) if note]
         if self.program is None:
             notes.append(
                 f"nothing says how many requests the iteration served; taken as {request.name} (--program)"
@@ -123,6 +135,26 @@ class RecordedStage:
             states=recorded.states,
             constants=safetensors.numpy.save({}),
         )
+
+
+def overlap_note(chosen: Iteration) -> str | None:
+    """That recorded times hold what launches took from each other, where some ran at the same time."""
+    spans = sorted(
+        (launch.start_us, launch.start_us + launch.duration_us)
+        for group in chosen.groups
+        for launch in group.launches
+    )
+    together_us, until = 0.0, -math.inf
+    for start, end in spans:
+        together_us += max(0.0, min(end, until) - start)
+        until = max(until, end)
+    total_us = sum(end - start for start, end in spans)
+    if together_us < OVERLAP_WORTH_A_NOTE * total_us or not together_us:
+        return None
+    return (
+        f"launches ran side by side: {together_us:.1f} of {total_us:.1f} µs lie beside others, and such times hold what"
+        " the launches took from each other; a plan's time of one device is the sum of all"
+    )
 
 
 def _target(profile: Profile, chosen: Iteration, gpu_type: str) -> Mapping[str, pa.Table]:

@@ -139,6 +139,18 @@ def test_damaged_files(exported: Path, tmp_path: Path, tessera: Callable) -> Non
     assert not (tmp_path / "x.trace").exists()
 
 
+def test_weights_of_another_byte_order(exported: Path, tmp_path: Path, tessera: Callable) -> None:
+    with (
+        zipfile.ZipFile(exported / "rows.pt2") as source,
+        zipfile.ZipFile(tmp_path / "big.pt2", "w") as target,
+    ):
+        for name in source.namelist():
+            target.writestr(name, b"big" if name.endswith("/byteorder") else source.read(name))
+    assert "was written on a machine of byte order 'big'" in line(
+        tessera("trace", "big.pt2", "-o", "x.trace")
+    )
+
+
 def rewritten(
     source: Path, target: Path, changes: dict[str, Callable[[bytes], bytes]], more: dict[str, bytes]
 ) -> None:

@@ -170,11 +170,90 @@ def test_files_that_are_no_profiles(tmp_path: Path, tessera: Callable, write_pro
     assert (tmp_path / "kept.trace" / "manifest.toml").read_bytes() == kept
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"dur": -5}, "-5 microseconds is no time that a launch takes"),
+        ({"dur": 1e12}, "is no time that a launch takes"),
+        ({"dur": True}, "True is no time"),
+        ({"ts": 1e300}, "is no time in microseconds"),
+        ({"grid": [1.5, 1, 1]}, "1.5 is no whole number"),
+        ({"device": -1}, "-1 is out of range"),
+        ({"correlation": 2.5}, "2.5 is no whole number"),
+    ],
+)
+def test_numbers_that_no_launch_has(
+    changed: dict, said: str, write_profile: Write, tessera: Callable
+) -> None:
+    events = json.loads(json.dumps(TWO_STEPS))
+    events[-1]["args"] |= changed
+    events[-1] |= changed
+    write_profile(events)
+    assert said in line(tessera("trace", "p.json", "-o", "x.trace"))
+
+
+def test_arguments_beyond_any_memory(write_profile: Write, tessera: Callable) -> None:
+    wide = [[1 << 25, 1 << 25], [1 << 25, 1 << 25]]
+    write_profile([cpu_op("aten::mm", 1, 9, 1, wide, ["float", "float"]), *launch("gemm", 2, 1, 1)])
+    assert "larger than any GPU's memory" in line(tessera("trace", "p.json", "-o", "x.trace"))
+
+
+@pytest.mark.parametrize(
+    ("devices", "said"),
+    [
+        ([{"id": "x", "name": "NVIDIA H200"}], "has the id 'x'"),
+        ([{"id": None, "name": "NVIDIA H200"}], "has the id None"),
+        ([{"id": 0, "name": "NVIDIA H200"}, {"id": 0, "name": "NVIDIA L40S"}], "is both 'NVIDIA H200' and"),
+    ],
+)
+def test_gpus_without_a_number_of_their_own(
+    devices: list, said: str, tmp_path: Path, tessera: Callable
+) -> None:
+    content = {"deviceProperties": devices, "traceEvents": TWO_STEPS}
+    (tmp_path / "p.json").write_text(json.dumps(content))
+    assert said in line(tessera("trace", "p.json", "-o", "x.trace"))
+
+
+def test_two_profiles_in_one_file(tmp_path: Path, tessera: Callable) -> None:
+    (tmp_path / "p.json").write_text(2 * profile_text(TWO_STEPS))
+    assert "is not the JSON of a profiler" in line(tessera("trace", "p.json", "-o", "x.trace"))
+
+
+def test_a_clock_too_coarse_for_a_kernel_measures_nothing(
+    write_profile: Write, tmp_path: Path, tessera: Callable
+) -> None:
+    events = json.loads(json.dumps(TWO_STEPS))
+    events[-1]["dur"] = 0
+    write_profile(events)
+    ok(tessera("trace", "p.json", "-o", "x.trace"))
+    ok(tessera("profile", "x.trace", "--device", "h200-sxm", "-o", "x.profile.arrow"))
+    rows = read_profile(tmp_path / "x.profile.arrow").table.to_pylist()
+    assert sorted(row["source"] for row in rows) == ["measured", "modelled"]
+    assert all(row["median_us"] > 0 for row in rows)
+
+
+def test_what_times_rest_on_is_noted(write_profile: Write, tessera: Callable) -> None:
+    write_profile(TWO_STEPS)
+    notes = json.loads(ok(tessera("trace", "p.json", "-o", "x.trace", "--json")))["notes"]
+    assert not any("side by side" in note or "count as" in note for note in notes)
+    events = json.loads(json.dumps(TWO_STEPS))
+    events[-1]["ts"] = events[-4]["ts"] + 1.0  # relu, 6 µs, begins beside the reduction, 5 µs
+    write_profile(events)
+    done = tessera("trace", "p.json", "--gpu-type", "l40s", "-o", "x.trace", "--json")
+    notes = json.loads(ok(done))["notes"]
+    assert any("4.0 of 15.0 µs lie beside others" in note for note in notes)
+    assert any("times of NVIDIA H200 (type h200-sxm) count as" in note for note in notes)
+
+
 def test_options_that_do_not_go_together(write_profile: Write, tessera: Callable) -> None:
     write_profile(TWO_STEPS)
     assert tessera("trace", "llama-tiny", "--iteration", 1, "-o", "x.trace").returncode == 2
     assert tessera("trace", "p.json", "--fake", "-o", "x.trace").returncode == 2
     assert tessera("trace", "p.json", "--capture", "cuda:0", "-o", "x.trace").returncode == 2
+    assert "drop --seed" in tessera("trace", "p.json", "--seed", 1, "-o", "x.trace").stderr
+    assert "drop --rank" in tessera("trace", "p.json", "--rank", 1, "-o", "x.trace").stderr
+    assert "--iteration: for a profile" in tessera("trace", "demo", "--iteration", 0, "--phase", "decode",
+                                                   "--context", 8, "-o", "x.trace").stderr  # fmt: skip
     ok(tessera("trace", "p.json", "-o", "x.trace"))
     assert "made from a profile" in line(tessera("trace", "x.trace", "--capture", "cuda:0"))
 

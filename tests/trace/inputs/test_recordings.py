@@ -104,3 +104,13 @@ def test_an_execution_trace_of_another_run(tmp_path: Path, tessera: Callable) ->
     assert "unknown dtype odd" in line(
         tessera("trace", kineto, "--execution-trace", "odd.json", "-o", "x.trace")
     )
+
+
+def test_an_execution_trace_of_the_same_model_at_another_size(tmp_path: Path, tessera: Callable) -> None:
+    """Record numbers and names agree, so only the shapes can tell."""
+    kineto, execution = recording("two-streams")
+    content = gzip.decompress(execution.read_bytes()).replace(b"[2048,2048]", b"[1024,2048]")
+    assert b"[1024,2048]" in content
+    (tmp_path / "other.json").write_bytes(content)
+    said = line(tessera("trace", kineto, "--execution-trace", "other.json", "-o", "x.trace"))
+    assert "was given float32[1024,2048]" in said and "not float32[2048,2048]" in said
