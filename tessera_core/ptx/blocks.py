@@ -27,6 +27,9 @@ PIECES_LIMIT = 16
 # Ranges of bytes, over all blocks, that are laid out to see whether blocks meet: about a tenth of a second.
 RANGES_LIMIT = 1 << 20
 
+# Bytes of addresses and masks that a launch may keep until its blocks are told apart.
+KEPT_BYTES_LIMIT = 1 << 27
+
 _Extent = tuple[int, int, int]
 _Place = tuple[int, Mode, bool]  # buffer, direction, whether surely accessed
 
@@ -77,25 +80,45 @@ class _Piece:
 
 
 class BlockRecorder(Footprint):
-    """A footprint that also remembers which of ``blocks`` (linear indices) made each access."""
+    """A footprint that also remembers which of ``blocks`` (linear indices) made each access, unless that would take
+    more than ``allowed`` bytes (``full``)."""
 
-    def __init__(self, blocks: Int) -> None:
+    def __init__(self, blocks: Int, allowed: int) -> None:
         super().__init__()
         self.blocks = blocks
         self._sites: dict[_Place, list[tuple[Known, int, Bool]]] = {}
         self._places: dict[_Place, list[_Piece]] = {}
         self.together: set[tuple[int, Mode]] = set()  # accesses that are not told apart by block
         self._unsure: set[int] = set()  # buffers with writes that some thread may leave out
+        self._kept: set[int] = set()  # the arrays that are remembered
+        self.kept_bytes = 0
+        self.allowed = allowed
+        self.full = False
 
     def add(self, mode: Mode, address: Known, length: int, can: Bool, must: Bool, line: int) -> None:
         """As :meth:`Footprint.add`."""
         super().add(mode, address, length, can, must, line)
+        self._keep(address.block, address.thread, can, *([must] if mode == "write" else []))
+        if self.full:
+            return
         self._sites.setdefault((address.base, mode, False), []).append((address, length, can))
         if mode == "write":
             if must.any():
                 self._sites.setdefault((address.base, mode, True), []).append((address, length, must))
             if not (must is can or (must.shape == can.shape and bool((must == can).all()))):
                 self._unsure.add(address.base)
+
+    def _keep(self, *arrays: Int | Bool) -> None:
+        if self.full:
+            return
+        for array in arrays:
+            if id(array) not in self._kept:
+                self._kept.add(id(array))
+                self.kept_bytes += array.nbytes
+        if self.kept_bytes > self.allowed:
+            self.full = True
+            self._sites.clear()
+            self._kept.clear()
 
     def add_boxes(self, mode: Mode, base: int, boxes: list[Box]) -> None:
         """As :meth:`Footprint.add_boxes`: bytes of the blocks together."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tessera_core.program.boxes import Box
-from tessera_core.ptx import analysis, interpreter, predicates, values
+from tessera_core.ptx import analysis, footprint, interpreter, predicates, values
 from tessera_core.ptx.analysis import LaunchAnalysis, PtxAccess, analyse_launch
 from tessera_core.ptx.parser import parse_module
 from tessera_core.ptx.syntax import Module
@@ -324,6 +324,9 @@ LIMITS = [
     pytest.param((analysis, "GROUPS_LIMIT", 1), id="groups"),
     pytest.param((values, "DENSE_ELEMENTS_LIMIT", 64), id="dense"),
     pytest.param((predicates, "DIVIDE_ELEMENTS", 1), id="divide"),
+    pytest.param((analysis, "LAUNCH_STEPS_LIMIT", 60), id="launch-steps"),
+    pytest.param((analysis, "KEPT_BYTES_LIMIT", 100), id="kept-bytes"),
+    pytest.param((footprint, "KEPT_LIMIT", 10), id="kept"),
 ]
 
 
