@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from tessera_core.ptx.effects import Effects, effects_of
 from tessera_core.ptx.flatten import PRINTING, Flat, Flattener, renamed
 from tessera_core.ptx.parser import type_bytes
@@ -322,16 +324,15 @@ def _joins(steps: tuple[Step, ...]) -> tuple[dict[int, int], frozenset[int]]:
                 reached[i] = common
                 changed = True
     joins: dict[int, int] = {}
+    dominators = np.array([found.bit_count() for found in reached], dtype=np.int64)
     for i, tail in enumerate(ends):
         if len(successors[i]) < 2:
             continue
         others = reached[i] & ~(1 << i)
         # The nearest post-dominator is the one that every other post-dominator post-dominates.
-        nearest = max(
-            (block for block in range(len(starts)) if others >> block & 1),
-            key=lambda block: reached[block].bit_count(),
-            default=last,
-        )
+        present = np.frombuffer(others.to_bytes(len(starts) // 8 + 1, "little"), dtype=np.uint8)
+        flags = np.unpackbits(present, count=len(starts), bitorder="little")
+        nearest = int(np.argmax(flags * dominators)) if others else last
         joins[tail] = starts[nearest]
     ending = {last}
     while True:

@@ -11,7 +11,9 @@ import pytest
 from tessera_core.program.boxes import Box
 from tessera_core.ptx import analysis, footprint, interpreter
 from tessera_core.ptx.analysis import LaunchAnalysis, analyse_launch
+from tessera_core.ptx.kernel import kernel_of
 from tessera_core.ptx.parser import parse_module
+from tessera_core.ptx.summary import summarise
 from tessera_core.ptx.syntax import Module
 from tests.ptx.launches import Pointer, claimed, launch_of
 
@@ -88,3 +90,49 @@ def test_all_groups_of_blocks_share_one_budget_of_steps(monkeypatch: pytest.Monk
         (True, exact, loose),
     ):  # nothing is missed, nothing more is sure
         assert not (claimed(less, sizes, "write", must)[0] & ~claimed(more, sizes, "write", must)[0]).any()
+
+
+def chain(length: int, registers: int = 3, calls: int = 1) -> str:
+    """Device functions that each call the next one, and a kernel that calls the first."""
+    functions = [f".func f{i}(.param .b64 a);" for i in range(length)]
+    for i in range(length):
+        inner = f"{{ .param .b64 q; st.param.b64 [q], %rd1; call.uni f{i + 1}, (q); }} "
+        work = inner * calls if i + 1 < length else "st.global.u32 [%rd1], 1;"
+        functions.append(
+            f".func f{i}(.param .b64 a) {{ .reg .b64 %rd<{registers}>; ld.param.b64 %rd1, [a]; {work} ret; }}"
+        )
+    return (
+        HEAD
+        + "\n".join(functions)
+        + "\n.visible .entry k(.param .u64 p0, .param .u32 rows) { .reg .b64 %rd<3>; ld.param.u64 %rd1, [p0];"
+        + " { .param .b64 q; st.param.b64 [q], %rd1; call.uni f0, (q); } ret; }"
+    )
+
+
+@pytest.mark.parametrize(
+    ("length", "registers", "calls"),
+    [(400, 3, 1), (2000, 3, 1), (16, 4000, 2)],
+    ids=["deep", "deeper", "wide"],
+)
+def test_calls_beyond_any_measure_stay_calls(length: int, registers: int, calls: int) -> None:
+    parsed = parse_module(chain(length, registers, calls))
+    result = analyse(parsed, (1, 1, 1), 0, 4096)
+    assert len(kernel_of(parsed, "k").flow.steps) < 5_000
+    (reason,) = result.fallbacks
+    assert reason.startswith("a called function may touch what it can reach (line ")
+    assert {(a.mode, a.boxes) for a in result.accesses if not a.must} == {("read", None), ("write", None)}
+
+
+def test_short_chains_of_calls_are_followed() -> None:
+    result = analyse(parse_module(chain(40)), (1, 1, 1), 0, 4096)
+    assert written(result) == {True: (Box(0, (), 4),)} and not result.fallbacks
+
+
+def test_a_kernel_of_thousands_of_branches_is_summarised_without_saying_which_decide() -> None:
+    body = "".join(
+        f"setp.eq.s32 %p1, %r1, {i}; @%p1 bra $L{i}; st.global.u32 [%rd1+{4 * i}], %r1; $L{i}: "
+        for i in range(1500)
+    )
+    found = summarise(kernel(f"ld.param.u64 %rd1, [p0]; ld.param.u32 %r1, [rows]; {body} ret;"), "k")
+    assert len(found.sites) == 1500
+    assert {site.condition for site in found.sites} == {"what depends on data or control"}
