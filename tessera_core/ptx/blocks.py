@@ -17,7 +17,7 @@ import numpy as np
 
 from tessera_core.program.boxes import Box
 from tessera_core.ptx.compress import BOXES_LIMIT, boxes_of_intervals, merge
-from tessera_core.ptx.flow import Flow, visible
+from tessera_core.ptx.flow import Flow, Step, visible
 from tessera_core.ptx.footprint import Footprint, Mode
 from tessera_core.ptx.values import Bool, Int, Known
 
@@ -328,6 +328,16 @@ def _linear(piece: _Piece, grid: _Extent) -> tuple[_Extent, _Extent, int, _Exten
     return (first, last, origin, step) if np.array_equal(linear, piece.origins) else None
 
 
+def _meets_cluster(step: Step) -> bool:
+    """Whether a step has to do with other blocks of a cluster. ``shared::cluster`` alone has not: single blocks spell
+    their own shared memory so."""
+    return (
+        step.parts[0] == "mapa"
+        or step.parts[:2] == ("barrier", "cluster")
+        or "multicast::cluster" in step.parts
+    )
+
+
 def split_of(recorders: Sequence[BlockRecorder] | None, total: Footprint, flow: Flow, grid: _Extent) -> Split:
     """Whether the blocks could run apart. ``recorders`` None: blocks were not told apart."""
     blocks = grid[0] * grid[1] * grid[2]
@@ -343,6 +353,10 @@ def split_of(recorders: Sequence[BlockRecorder] | None, total: Footprint, flow: 
         reason = f"{why} (line {line})"
     elif any(step.effects.cancels_blocks for step in flow.steps):
         reason = "blocks may take over each other's work"
+    elif any(_meets_cluster(step) for step in flow.steps):
+        reason = "the blocks of a cluster share memory"
+    elif stored := [(name, line) for (name, mode), line in total.variables.items() if mode == "write"]:
+        reason = f"blocks may meet in the module variable {stored[0][0]} (line {stored[0][1]})"
     elif recorders is None:
         reason = "too many blocks to tell apart"
     else:

@@ -40,6 +40,9 @@ _PRINTING = Effects()
 
 BARRIERS = frozenset({"bar", "barrier"})
 
+# Modifiers of stores whose second operand is not what the first address then holds, or not at once.
+_OTHER_STORES = frozenset({"async", "bulk"})
+
 # Modifiers and opcodes by which threads of a block may order themselves without a barrier of the whole block.
 _OWN_ORDER = frozenset({"volatile", "acquire", "release", "acq_rel", "relaxed", "mmio", "arrive", "mbarrier"})
 
@@ -188,13 +191,15 @@ def visible(space: str) -> bool:
 
 
 def _only_plain_stores(steps: tuple[Step, ...]) -> bool:
-    """Whether nothing but `st.shared` writes to shared memory."""
+    """Whether nothing but plain `st.shared` writes to shared memory."""
     return not any(
         step.effects.reaches_all
         or any(
             touch.writes
             and touch.space not in ("global", "local", "param")
-            and (touch.space, step.parts[0]) != ("shared", "st")
+            and not (
+                touch.space == "shared" and step.parts[0] == "st" and not _OTHER_STORES & set(step.parts)
+            )
             for touch in step.effects.touches
         )
         for step in steps

@@ -222,6 +222,11 @@ def test_what_threads_hand_to_each_other_through_shared_memory_is_known(code: st
         f"{EXCHANGE} {LOAD} @%p1 bra $A; st.shared.b64 [s], %rd5; bar.sync 0; $A: ld.shared.b64 %rd6, [s];",
         f"{EXCHANGE} {LOAD} @%p1 bra $A; st.volatile.shared.b64 [s], %rd5; $A: ld.shared.b64 %rd6, [s];",
         f"{EXCHANGE} st.shared.b64 [%r3], %rd5; atom.shared.add.u32 %r2, [%r3], 8; ld.shared.b64 %rd6, [%r3];",
+        f"{EXCHANGE} st.shared.b64 [s], 8; bar.sync 0; st.bulk.weak.shared::cta [s], 64, 0; bar.sync 0;"
+        " ld.shared.b64 %rd7, [s]; add.s64 %rd6, %rd5, %rd7;",
+        f"{EXCHANGE} st.shared.b64 [s], 8; bar.sync 0;"
+        " st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [s], %rd3, [%r6+64]; bar.sync 0;"
+        " ld.shared.b64 %rd7, [s]; add.s64 %rd6, %rd5, %rd7;",
     ],
 )
 def test_what_may_have_been_overwritten_in_shared_memory_is_not(code: str) -> None:
