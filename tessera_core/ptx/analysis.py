@@ -15,7 +15,14 @@ from typing import Literal
 
 import numpy as np
 
-from tessera_core.ptx.blocks import BlockFootprint, BlockRecorder, Split, block_footprints, split_of
+from tessera_core.ptx.blocks import (
+    KEPT_BYTES_LIMIT,
+    BlockFootprint,
+    BlockRecorder,
+    Split,
+    block_footprints,
+    split_of,
+)
 from tessera_core.ptx.footprint import Footprint, PtxAccess
 from tessera_core.ptx.interpreter import Interpreter
 from tessera_core.ptx.kernel import Kernel, kernel_of
@@ -38,6 +45,9 @@ BLOCKS_LIMIT = 1 << 20
 
 # Groups of blocks that behave differently before the same happens.
 GROUPS_LIMIT = 64
+
+# Steps for all groups of a launch together before the same happens to the blocks that are left: some seconds.
+LAUNCH_STEPS_LIMIT = 300_000
 
 _MODES: tuple[Literal["read", "write"], ...] = ("read", "write")
 
@@ -177,19 +187,24 @@ def _interpret(
     recorders: list[BlockRecorder] = []
     waiting: list[Int] = [np.arange(blocks, dtype=np.int64)]
     groups = 1
+    steps_left, bytes_left = LAUNCH_STEPS_LIMIT, KEPT_BYTES_LIMIT
     while waiting:
+        if steps_left <= 0 or groups > GROUPS_LIMIT:
+            # What is known of the blocks so far stays, all others count among any blocks.
+            total.merge(Interpreter(kernel, launch, None).run())
+            return total, None
         group = waiting.pop()
-        interpreter = Interpreter(kernel, launch, group)
-        recorder = BlockRecorder(group)
+        interpreter = Interpreter(kernel, launch, group, steps_left)
+        recorder = BlockRecorder(group, bytes_left)
         interpreter.threads.memory.content = content
         interpreter.threads.memory.record_in(recorder)
         try:
             total.merge(interpreter.run())
             recorders.append(recorder)
+            bytes_left = max(0, bytes_left - recorder.kept_bytes)
         except BlocksDiffer as different:
             parts = [group[different.classes == value] for value in np.unique(different.classes)]
             groups += len(parts) - 1
-            if groups > GROUPS_LIMIT:
-                return Interpreter(kernel, launch, None).run(), None
             waiting.extend(parts)
-    return total, recorders
+        steps_left -= interpreter.spent
+    return total, None if any(recorder.full for recorder in recorders) else recorders

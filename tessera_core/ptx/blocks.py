@@ -17,7 +17,7 @@ import numpy as np
 
 from tessera_core.program.boxes import Box
 from tessera_core.ptx.compress import BOXES_LIMIT, boxes_of_intervals, merge
-from tessera_core.ptx.flow import Flow, visible
+from tessera_core.ptx.flow import Flow, Step, visible
 from tessera_core.ptx.footprint import Footprint, Mode
 from tessera_core.ptx.values import Bool, Int, Known
 
@@ -26,6 +26,9 @@ PIECES_LIMIT = 16
 
 # Ranges of bytes, over all blocks, that are laid out to see whether blocks meet: about a tenth of a second.
 RANGES_LIMIT = 1 << 20
+
+# Bytes of addresses and masks that a launch may keep until its blocks are told apart.
+KEPT_BYTES_LIMIT = 1 << 27
 
 _Extent = tuple[int, int, int]
 _Place = tuple[int, Mode, bool]  # buffer, direction, whether surely accessed
@@ -77,25 +80,45 @@ class _Piece:
 
 
 class BlockRecorder(Footprint):
-    """A footprint that also remembers which of ``blocks`` (linear indices) made each access."""
+    """A footprint that also remembers which of ``blocks`` (linear indices) made each access, unless that would take
+    more than ``allowed`` bytes (``full``)."""
 
-    def __init__(self, blocks: Int) -> None:
+    def __init__(self, blocks: Int, allowed: int) -> None:
         super().__init__()
         self.blocks = blocks
         self._sites: dict[_Place, list[tuple[Known, int, Bool]]] = {}
         self._places: dict[_Place, list[_Piece]] = {}
         self.together: set[tuple[int, Mode]] = set()  # accesses that are not told apart by block
         self._unsure: set[int] = set()  # buffers with writes that some thread may leave out
+        self._kept: set[int] = set()  # the arrays that are remembered
+        self.kept_bytes = 0
+        self.allowed = allowed
+        self.full = False
 
     def add(self, mode: Mode, address: Known, length: int, can: Bool, must: Bool, line: int) -> None:
         """As :meth:`Footprint.add`."""
         super().add(mode, address, length, can, must, line)
+        self._keep(address.block, address.thread, can, *([must] if mode == "write" else []))
+        if self.full:
+            return
         self._sites.setdefault((address.base, mode, False), []).append((address, length, can))
         if mode == "write":
             if must.any():
                 self._sites.setdefault((address.base, mode, True), []).append((address, length, must))
             if not (must is can or (must.shape == can.shape and bool((must == can).all()))):
                 self._unsure.add(address.base)
+
+    def _keep(self, *arrays: Int | Bool) -> None:
+        if self.full:
+            return
+        for array in arrays:
+            if id(array) not in self._kept:
+                self._kept.add(id(array))
+                self.kept_bytes += array.nbytes
+        if self.kept_bytes > self.allowed:
+            self.full = True
+            self._sites.clear()
+            self._kept.clear()
 
     def add_boxes(self, mode: Mode, base: int, boxes: list[Box]) -> None:
         """As :meth:`Footprint.add_boxes`: bytes of the blocks together."""
@@ -305,6 +328,16 @@ def _linear(piece: _Piece, grid: _Extent) -> tuple[_Extent, _Extent, int, _Exten
     return (first, last, origin, step) if np.array_equal(linear, piece.origins) else None
 
 
+def _meets_cluster(step: Step) -> bool:
+    """Whether a step has to do with other blocks of a cluster. ``shared::cluster`` alone has not: single blocks spell
+    their own shared memory so."""
+    return (
+        step.parts[0] == "mapa"
+        or step.parts[:2] == ("barrier", "cluster")
+        or "multicast::cluster" in step.parts
+    )
+
+
 def split_of(recorders: Sequence[BlockRecorder] | None, total: Footprint, flow: Flow, grid: _Extent) -> Split:
     """Whether the blocks could run apart. ``recorders`` None: blocks were not told apart."""
     blocks = grid[0] * grid[1] * grid[2]
@@ -320,6 +353,10 @@ def split_of(recorders: Sequence[BlockRecorder] | None, total: Footprint, flow: 
         reason = f"{why} (line {line})"
     elif any(step.effects.cancels_blocks for step in flow.steps):
         reason = "blocks may take over each other's work"
+    elif any(_meets_cluster(step) for step in flow.steps):
+        reason = "the blocks of a cluster share memory"
+    elif stored := [(name, line) for (name, mode), line in total.variables.items() if mode == "write"]:
+        reason = f"blocks may meet in the module variable {stored[0][0]} (line {stored[0][1]})"
     elif recorders is None:
         reason = "too many blocks to tell apart"
     else:

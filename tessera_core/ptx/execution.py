@@ -44,7 +44,8 @@ class Threads:
     """The registers of one group of blocks and the footprint they leave. ``blocks``: linear block indices, or None
     for a summary over all blocks, in which block indices are intervals.
 
-    ``version`` counts register changes; with ``widen`` set, bounds that still move are dropped.
+    ``version`` counts register changes; with ``widen`` set, bounds that still move are dropped. ``handled`` counts
+    the numbers that steps worked on.
     """
 
     def __init__(self, kernel: Kernel, launch: LaunchShape, blocks: Int | None) -> None:
@@ -54,6 +55,7 @@ class Threads:
         self.special = _special_registers(launch, blocks)
         self.registers: dict[str, Value] = {}
         self.version = 0
+        self.handled = 0
         self.widen = False
         self.warps = Warps(self.shape)
         self.memory = Memory(kernel, launch, self.shape, self._value, self._merged)
@@ -74,6 +76,7 @@ class Threads:
             if not together:
                 self.memory.shared.lose()
         elif step.effects.touches:
+            self.handled += can.size
             self.memory.access(step, can, must, together)
             self._set(self.memory.loaded(step, can, together), can, must)
         elif step.writes:
@@ -148,6 +151,10 @@ class Threads:
             new = hull(old, value, self.widen)
         if new is not old:
             self.version += 1
+        if isinstance(new, Known):
+            self.handled += new.block.size + new.thread.size
+        elif isinstance(new, Predicate):
+            self.handled += new.true.size + new.false.size
         return new
 
     # --- operands -----------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@ that it calls in place of the call.
 
 A parameter of an inlined function is the caller's argument under another name, so that what is passed by address,
 returned or copied piece by piece needs no rule of its own. What can't be inlined (functions of other modules,
-indirect calls without a list of targets, recursion deeper than :data:`RECURSION_LIMIT`) stays a call.
+indirect calls without a list of targets, recursion deeper than :data:`RECURSION_LIMIT`, calls deeper than
+:data:`DEPTH_LIMIT`, what would grow beyond the other limits) stays a call.
 """
 
 from __future__ import annotations
@@ -32,6 +33,12 @@ from tessera_core.ptx.syntax import (
 
 # Times that one function may stand on the stack of inlined calls.
 RECURSION_LIMIT = 6
+
+# Calls that may be on the way from the kernel to an inlined one.
+DEPTH_LIMIT = 64
+
+# Registers of all scopes and inlined copies beyond which calls stay calls.
+REGISTERS_LIMIT = 500_000
 
 # Instructions after inlining beyond which calls stay calls.
 INSTRUCTIONS_LIMIT = 20_000
@@ -69,10 +76,12 @@ class Flattener:
     declared: list[Declaration] = field(default_factory=list)
     callees: dict[str, tuple[str, ...]] = field(default_factory=dict)
     inlined: int = 0
+    registers: int = 0
 
     def add(self, block: Block, outer: Mapping[str, Name], site: str, stack: Sequence[str], end: str) -> None:
         """Append ``block``. ``site`` tells inlined copies apart; in them ``end`` is the label that they return to."""
         names = dict(outer)
+        self.registers += len(names)
         scope = f"@{block.at}{site}"
         nested = bool(self.positions or self.flat or site)
         for item in block.items:
@@ -100,6 +109,7 @@ class Flattener:
             self.declared.append(item)
         elif item.space == "reg" and item.count is not None:
             self.declared.append(item)
+            self.registers += min(item.count, _FAMILY_LIMIT)
             for index in range(min(item.count, _FAMILY_LIMIT)):
                 names[f"{item.name}{index}"] = Name(f"{item.name}{index}{scope}")
         elif item.space == "reg":
@@ -205,6 +215,8 @@ class Flattener:
             and len(body.results) == len(results.elements)
             and len(body.parameters) == len(arguments.elements)
             and stack.count(body.name) < RECURSION_LIMIT
+            and len(stack) < DEPTH_LIMIT
+            and self.registers < REGISTERS_LIMIT
             and len(self.flat) + len(body.body.items) < INSTRUCTIONS_LIMIT
             and all(
                 (item.count or 0) <= _FAMILY_LIMIT

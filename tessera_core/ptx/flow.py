@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from tessera_core.ptx.effects import Effects, effects_of
 from tessera_core.ptx.flatten import PRINTING, Flat, Flattener, renamed
 from tessera_core.ptx.parser import type_bytes
@@ -37,6 +39,9 @@ _FLOAT_TYPE = re.compile(r"(?:b?f|tf)\d+(?:x\d)?|e\dm\d(?:x\d)?")
 _PRINTING = Effects()
 
 BARRIERS = frozenset({"bar", "barrier"})
+
+# Modifiers of stores whose second operand is not what the first address then holds, or not at once.
+_OTHER_STORES = frozenset({"async", "bulk"})
 
 # Modifiers and opcodes by which threads of a block may order themselves without a barrier of the whole block.
 _OWN_ORDER = frozenset({"volatile", "acquire", "release", "acq_rel", "relaxed", "mmio", "arrive", "mbarrier"})
@@ -186,13 +191,15 @@ def visible(space: str) -> bool:
 
 
 def _only_plain_stores(steps: tuple[Step, ...]) -> bool:
-    """Whether nothing but `st.shared` writes to shared memory."""
+    """Whether nothing but plain `st.shared` writes to shared memory."""
     return not any(
         step.effects.reaches_all
         or any(
             touch.writes
             and touch.space not in ("global", "local", "param")
-            and (touch.space, step.parts[0]) != ("shared", "st")
+            and not (
+                touch.space == "shared" and step.parts[0] == "st" and not _OTHER_STORES & set(step.parts)
+            )
             for touch in step.effects.touches
         )
         for step in steps
@@ -322,16 +329,15 @@ def _joins(steps: tuple[Step, ...]) -> tuple[dict[int, int], frozenset[int]]:
                 reached[i] = common
                 changed = True
     joins: dict[int, int] = {}
+    dominators = np.array([found.bit_count() for found in reached], dtype=np.int64)
     for i, tail in enumerate(ends):
         if len(successors[i]) < 2:
             continue
         others = reached[i] & ~(1 << i)
         # The nearest post-dominator is the one that every other post-dominator post-dominates.
-        nearest = max(
-            (block for block in range(len(starts)) if others >> block & 1),
-            key=lambda block: reached[block].bit_count(),
-            default=last,
-        )
+        present = np.frombuffer(others.to_bytes(len(starts) // 8 + 1, "little"), dtype=np.uint8)
+        flags = np.unpackbits(present, count=len(starts), bitorder="little")
+        nearest = int(np.argmax(flags * dominators)) if others else last
         joins[tail] = starts[nearest]
     ending = {last}
     while True:

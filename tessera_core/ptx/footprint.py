@@ -3,7 +3,7 @@ buffer and mode."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,8 +16,15 @@ from tessera_core.ptx.values import ZERO, Bool, Int, Known
 Mode = Literal["read", "write"]
 Precision = Literal["exact", "bounded", "fallback"]
 
+# Numbers of one block part that are kept as they come; beyond it they are merged, so that long loops over many
+# threads need no more memory than what they touch has ranges.
+KEPT_LIMIT = 1 << 20
+
 # (buffer, mode, whether surely accessed)
 _Key = tuple[int, Mode, bool]
+
+# Places of threads, and how many bytes there: one number, or one for each
+_Threads = tuple[Int, int | Int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +52,9 @@ class Footprint:
     """The accesses seen so far. Grows during interpretation; :meth:`accesses` closes it."""
 
     # per key, per block part (as bytes): the block part and the thread parts with their lengths
-    pieces: dict[_Key, dict[bytes, tuple[Int, list[tuple[Int, int]]]]] = field(default_factory=dict)
+    pieces: dict[_Key, dict[bytes, tuple[Int, list[_Threads]]]] = field(default_factory=dict)
+    # numbers in the thread parts of each since they were last merged
+    kept: dict[tuple[_Key, bytes], int] = field(default_factory=dict)
     boxes: dict[tuple[int, Mode], list[Box]] = field(default_factory=dict)
     bounded: dict[tuple[int, Mode], list[tuple[Box | None, str, int]]] = field(default_factory=dict)
     first_line: dict[tuple[int, Mode], int] = field(default_factory=dict)
@@ -118,8 +127,15 @@ class Footprint:
         if not shifted.any():
             shifted = ZERO
         pieces = self.pieces.setdefault(key, {})
-        entry = pieces.setdefault(shifted.tobytes(), (shifted, []))
+        form = shifted.tobytes()
+        entry = pieces.setdefault(form, (shifted, []))
         entry[1].append((thread + origin, length))
+        kept = self.kept.get((key, form), 0) + thread.size
+        if kept > KEPT_LIMIT:
+            starts, ends = _ranges(entry[1])
+            entry[1][:] = [(starts, ends - starts)]
+            kept = 0
+        self.kept[key, form] = kept
 
     def accesses(self, buffer_bytes: Mapping[int, int]) -> tuple[PtxAccess, ...]:
         """Merge everything into accesses, ordered by buffer, reads first, sure ones first."""
@@ -193,16 +209,21 @@ def _clip(box: Box, size: int) -> Box | None:
     return Box.interval(low, high - low) if low < high else None
 
 
-def _boxes(pieces: Mapping[bytes, tuple[Int, list[tuple[Int, int]]]]) -> tuple[list[Box], bool]:
+def _ranges(threads: Sequence[_Threads]) -> tuple[Int, Int]:
+    """Everything that threads touch, as disjoint ascending ranges."""
+    return merge(
+        np.concatenate([thread.ravel() for thread, _ in threads]),
+        np.concatenate([(thread + length).ravel() for thread, length in threads]),
+    )
+
+
+def _boxes(pieces: Mapping[bytes, tuple[Int, list[_Threads]]]) -> tuple[list[Box], bool]:
     """The boxes of each block part combined with the union of its thread parts, and whether they are exact: a
     combination too large to lay out is replaced by its bounds."""
     found: list[Box] = []
     exact = True
     for block, threads in pieces.values():
-        starts, ends = merge(
-            np.concatenate([thread.ravel() for thread, _ in threads]),
-            np.concatenate([thread.ravel() + length for thread, length in threads]),
-        )
+        starts, ends = _ranges(threads)
         points = np.unique(block)
         inner = boxes_of_intervals(starts, ends)
         outer = boxes_of_intervals(points, points + 1)

@@ -28,6 +28,9 @@ from tessera_core.ptx.values import ALWAYS, EITHER, NEVER, Bool, Int, Predicate
 # analysis gives up: a second or two each.
 STEPS_LIMIT = 100_000
 
+# Numbers that a step may work on at the price of one; every further as many cost one step more.
+NUMBERS_PER_STEP = 4096
+
 # Rounds of a data-dependent loop before what still moves is widened.
 ROUNDS_BEFORE_WIDENING = 2
 
@@ -42,16 +45,20 @@ class _Waiting:
 
 class Interpreter:
     """Runs one group of blocks and fills a footprint. ``blocks`` are linear block indices, or None for a summary
-    over all blocks, in which block indices are intervals."""
+    over all blocks, in which block indices are intervals. ``steps``: what may be spent on it before loops are
+    widened."""
 
-    def __init__(self, kernel: Kernel, launch: LaunchShape, blocks: Int | None) -> None:
+    def __init__(
+        self, kernel: Kernel, launch: LaunchShape, blocks: Int | None, steps: int | None = None
+    ) -> None:
         self.kernel = kernel
         self.flow = kernel.flow
         self.threads = Threads(kernel, launch, blocks)
         self.shape = self.threads.shape
         self.waiting: dict[int, _Waiting] = {}
         self.joins: list[tuple[int, Bool]] = []
-        self.steps_left = STEPS_LIMIT
+        self.allowed = STEPS_LIMIT if steps is None else min(steps, STEPS_LIMIT)
+        self.steps_left = self.allowed
         self.rounds: dict[int, int] = {}
         self.seen: dict[int, tuple[int, Bool]] = {}
         self.doomed = kernel.doomed_positions()
@@ -70,6 +77,11 @@ class Interpreter:
             if position < len(self.flow.runs):
                 self._walk(position, threads.can, threads.must)
         return self.threads.memory.finished()
+
+    @property
+    def spent(self) -> int:
+        """Steps so far, large ones counted as several."""
+        return self.allowed - self.steps_left
 
     def _wait(self, position: int, can: Bool, must: Bool) -> None:
         if not can.any():
@@ -95,6 +107,8 @@ class Interpreter:
                 return
             if taken_can.any():
                 self.threads.execute(step, taken_can, taken_must, together)
+                self.steps_left -= self.threads.handled // NUMBERS_PER_STEP
+                self.threads.handled = 0
                 if step.effects.reaches_all:
                     if step.parts[0] in ("bra", "brx"):
                         return

@@ -57,6 +57,9 @@ def choose(shape: Shape, predicate: Predicate, yes: Value, no: Value) -> Value:
         return unknown()
     decided = not (predicate.true & predicate.false).any()
     if decided and isinstance(yes, Known) and isinstance(no, Known) and yes.base == no.base:
+        apart = _chosen_apart(predicate.true, yes, no)
+        if apart is not None:
+            return apart
         flag = predicate.true.astype(np.int64)
         condition = known(ZERO, flag) if flag.shape[0] == 1 else known(flag)
         picked = elementwise(shape, lambda c, a, b: np.where(c != 0, a, b), (condition, yes, no), 64)
@@ -66,6 +69,16 @@ def choose(shape: Shape, predicate: Predicate, yes: Value, no: Value) -> Value:
     if yes.low is None or no.low is None or yes.high is None or no.high is None:
         return Unknown(bases, None, None)
     return Unknown(bases, min(yes.low, no.low), max(yes.high, no.high))
+
+
+def _chosen_apart(flag: Bool, yes: Known, no: Known) -> Known | None:
+    """The choice where it moves one part of the sum only: a loop that blocks leave one after the other must not lay
+    every register out for all threads. None where it does not."""
+    if flag.shape[1] == 1 and np.array_equal(yes.thread, no.thread):
+        return known(np.where(flag, yes.block, no.block), yes.thread, yes.base)
+    if flag.shape[0] == 1 and yes.block.shape[1] == 1 and np.array_equal(yes.block, no.block):
+        return known(yes.block, np.where(flag, yes.thread, no.thread), yes.base)
+    return None
 
 
 def compare(shape: Shape, parts: tuple[str, ...], sources: tuple[Value, ...]) -> Value:

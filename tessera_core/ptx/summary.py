@@ -80,6 +80,10 @@ def summarise(module: Module, entry: str) -> EntrySummary:
     return _Reader(kernel_of(module, entry)).summary()
 
 
+# Branches times steps up to which it is told which branches decide what is reached.
+_REACH_LIMIT = 1_000_000
+
+
 @dataclass(frozen=True, slots=True)
 class _Condition:
     """A predicate's text and its opposite's; empty: not known."""
@@ -99,6 +103,12 @@ class _Reader:
         self.steps = kernel.flow.steps
         self.definitions = Definitions(kernel)
         self.reach: dict[tuple[int, bool], set[int]] = {}
+        self.branches = [
+            index
+            for index, step in enumerate(self.steps)
+            if step.guard is not None and len(step.targets) == 1 and step.targets[0] > index + 1
+        ]
+        self.follows_branches = len(self.branches) * len(self.steps) <= _REACH_LIMIT
 
     # --- what the kernel does ------------------------------------------------------------------------------------
 
@@ -201,7 +211,9 @@ class _Reader:
                 found.append(text)
             else:
                 hidden += 1
-        for branch, taken in self._deciding(index):
+        if not self.follows_branches:
+            hidden += 1
+        for branch, taken in self._deciding(index) if self.follows_branches else ():
             guard = self.steps[branch].guard
             if guard is None:
                 continue
@@ -217,20 +229,13 @@ class _Reader:
 
     def _deciding(self, index: int) -> Iterator[tuple[int, bool]]:
         """Forward branches that decide whether a step is reached, and whether by being taken."""
-        for branch in self._branches():
+        for branch in self.branches:
             if branch == index:
                 continue
             if index not in self._reachable(branch, fall_through=False):
                 yield branch, False
             elif index not in self._reachable(branch, fall_through=True):
                 yield branch, True
-
-    def _branches(self) -> list[int]:
-        return [
-            index
-            for index, step in enumerate(self.steps)
-            if step.guard is not None and len(step.targets) == 1 and step.targets[0] > index + 1
-        ]
 
     def _reachable(self, branch: int, *, fall_through: bool) -> set[int]:
         """Steps reachable from the start if ``branch`` could only fall through, or only be taken."""

@@ -4,6 +4,7 @@ import struct
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -181,3 +182,22 @@ def test_independence_agrees_with_counting_bytes(reads: list[int], stride: int, 
     pairs = [(i, k) for i in range(blocks) for k in range(blocks) if i != k]
     assert split.disjoint_writes == (not any(written[i] & written[k] for i, k in pairs))
     assert split.reads_apart == (not any(written[i] & read[k] for i, k in pairs))
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (
+            "mov.u32 %r5, s; mapa.shared::cluster.u32 %r6, %r5, 0; st.shared::cluster.u32 [%r6], %r1;",
+            "the blocks of a cluster share memory",
+        ),
+        ("barrier.cluster.arrive; barrier.cluster.wait;", "the blocks of a cluster share memory"),
+        ("st.global.u32 [v], %r1;", "blocks may meet in the module variable v"),
+    ],
+)
+def test_blocks_that_meet_elsewhere_than_in_buffers_are_not_independent(code: str, reason: str) -> None:
+    own = f"mad.lo.s32 %r7, %r1, {BLOCK}, %r4; {element('%r7')} st.global.u32 [%rd5], %r1;"
+    before = ".shared .align 8 .b8 s[128]; .global .align 8 .b8 v[128];"
+    assert analysed(f"{before} {own}", (4, 1, 1)).split.independent
+    split = analysed(f"{before} {code} {own}", (4, 1, 1)).split
+    assert not split.independent and split.reason.startswith(reason)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tessera_core.program.boxes import Box
-from tessera_core.ptx import analysis, interpreter, predicates, values
+from tessera_core.ptx import analysis, footprint, interpreter, predicates, values
 from tessera_core.ptx.analysis import LaunchAnalysis, PtxAccess, analyse_launch
 from tessera_core.ptx.parser import parse_module
 from tessera_core.ptx.syntax import Module
@@ -222,6 +222,11 @@ def test_what_threads_hand_to_each_other_through_shared_memory_is_known(code: st
         f"{EXCHANGE} {LOAD} @%p1 bra $A; st.shared.b64 [s], %rd5; bar.sync 0; $A: ld.shared.b64 %rd6, [s];",
         f"{EXCHANGE} {LOAD} @%p1 bra $A; st.volatile.shared.b64 [s], %rd5; $A: ld.shared.b64 %rd6, [s];",
         f"{EXCHANGE} st.shared.b64 [%r3], %rd5; atom.shared.add.u32 %r2, [%r3], 8; ld.shared.b64 %rd6, [%r3];",
+        f"{EXCHANGE} st.shared.b64 [s], 8; bar.sync 0; st.bulk.weak.shared::cta [s], 64, 0; bar.sync 0;"
+        " ld.shared.b64 %rd7, [s]; add.s64 %rd6, %rd5, %rd7;",
+        f"{EXCHANGE} st.shared.b64 [s], 8; bar.sync 0;"
+        " st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [s], %rd3, [%r6+64]; bar.sync 0;"
+        " ld.shared.b64 %rd7, [s]; add.s64 %rd6, %rd5, %rd7;",
     ],
 )
 def test_what_may_have_been_overwritten_in_shared_memory_is_not(code: str) -> None:
@@ -324,6 +329,9 @@ LIMITS = [
     pytest.param((analysis, "GROUPS_LIMIT", 1), id="groups"),
     pytest.param((values, "DENSE_ELEMENTS_LIMIT", 64), id="dense"),
     pytest.param((predicates, "DIVIDE_ELEMENTS", 1), id="divide"),
+    pytest.param((analysis, "LAUNCH_STEPS_LIMIT", 60), id="launch-steps"),
+    pytest.param((analysis, "KEPT_BYTES_LIMIT", 100), id="kept-bytes"),
+    pytest.param((footprint, "KEPT_LIMIT", 10), id="kept"),
 ]
 
 
