@@ -3,8 +3,17 @@ that it calls in place of the call.
 
 A parameter of an inlined function is the caller's argument under another name, so that what is passed by address,
 returned or copied piece by piece needs no rule of its own. What can't be inlined (functions of other modules,
-indirect calls without a list of targets, recursion deeper than :data:`RECURSION_LIMIT`, calls deeper than
-:data:`DEPTH_LIMIT`, what would grow beyond the other limits) stays a call.
+indirect calls without a list of targets, calls deeper than :data:`DEPTH_LIMIT`, what would grow beyond the other
+limits) stays a call.
+
+Recursion deeper than :data:`RECURSION_LIMIT` becomes a loop: one more copy of the function stands for all deeper
+calls of it. A call inside it sets the copy's parameters and jumps to its start; its end goes on to any of the places
+that called it. Every path of the program is so a path of the flow, and what such a call touches, returns and leaves
+in memory needs no summary of its own: it is what the interpreter finds when the loop comes to rest, parameters
+pointing wherever one of the arguments does. All calls share one set of registers and variables, so that none may
+overwrite what another one still needs: threads enter through a branch that they may or may not take, and from there
+on every write is one that may have happened, every access one that may happen. What this can't stand for (see
+`frames.py`) stays a call.
 """
 
 from __future__ import annotations
@@ -13,6 +22,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from tessera_core.ptx.frames import may_be_shared
 from tessera_core.ptx.syntax import (
     Address,
     Block,
@@ -31,7 +41,7 @@ from tessera_core.ptx.syntax import (
     Vector,
 )
 
-# Times that one function may stand on the stack of inlined calls.
+# Times that one function may stand on the stack of inlined calls before the rest becomes a loop.
 RECURSION_LIMIT = 6
 
 # Calls that may be on the way from the kernel to an inlined one.
@@ -42,6 +52,10 @@ REGISTERS_LIMIT = 500_000
 
 # Instructions after inlining beyond which calls stay calls.
 INSTRUCTIONS_LIMIT = 20_000
+
+# Instructions after inlining beyond which every recursive call becomes a loop at once: a function that calls itself
+# twice doubles with each level.
+_UNROLLED_LIMIT = 4000
 
 # Registers of one numbered family that are told apart when scopes are laid out.
 _FAMILY_LIMIT = 4096
@@ -63,11 +77,21 @@ class Flat:
     names: Mapping[str, Name]
 
 
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """The copy of a function that stands for all its deeper calls. ``names``: its parameters and results; ``back``:
+    labels of the places that call it from inside."""
+
+    start: str
+    names: Mapping[str, Name]
+    back: list[str]
+
+
 @dataclass(slots=True)
 class Flattener:
     """Collects instructions. ``positions`` of labels in ``flat``; ``tables`` of labels and ``callees``, lists of
     functions, by the label of their list; ``declared`` holds registers, variables and parameters of all scopes under
-    their unique names."""
+    their unique names. ``loops``: functions whose deeper calls the code being laid out belongs to."""
 
     functions: Mapping[str, Function]
     flat: list[Flat] = field(default_factory=list)
@@ -77,6 +101,8 @@ class Flattener:
     callees: dict[str, tuple[str, ...]] = field(default_factory=dict)
     inlined: int = 0
     registers: int = 0
+    copied: int = 0
+    loops: dict[str, _Loop] = field(default_factory=dict)
 
     def add(self, block: Block, outer: Mapping[str, Name], site: str, stack: Sequence[str], end: str) -> None:
         """Append ``block``. ``site`` tells inlined copies apart; in them ``end`` is the label that they return to."""
@@ -179,10 +205,15 @@ class Flattener:
         if len(bodies) > 1:
             self.tables[after] = starts
             self._emit("brx.idx", (Immediate(None, "?"), Name(after)), call.at, {})
-        for start, body in zip(starts, bodies, strict=True):
+        in_loop = [body is not None and self._in_loop(body, stack) for body in bodies]
+        for start, body, repeats in zip(starts, bodies, in_loop, strict=True):
             assert body is not None
             self.positions[start] = len(self.flat)
-            self._inline(body, results, arguments, names, f"{site}.{self.inlined}", stack, after)
+            passed = (body, results, arguments, names, f"{site}.{self.inlined}", stack, after)
+            if repeats:
+                self._repeat(*passed)
+            else:
+                self._inline(*passed)
         self.positions[after] = len(self.flat)
 
     @staticmethod
@@ -214,9 +245,9 @@ class Flattener:
             and body.body is not None
             and len(body.results) == len(results.elements)
             and len(body.parameters) == len(arguments.elements)
-            and stack.count(body.name) < RECURSION_LIMIT
             and len(stack) < DEPTH_LIMIT
             and self.registers < REGISTERS_LIMIT
+            and (may_be_shared(body) or not (self.loops or self._in_loop(body, stack)))
             and len(self.flat) + len(body.body.items) < INSTRUCTIONS_LIMIT
             and all(
                 (item.count or 0) <= _FAMILY_LIMIT
@@ -224,6 +255,11 @@ class Flattener:
                 if isinstance(item, Declaration)
             )
         )
+
+    def _in_loop(self, body: Function, stack: Sequence[str]) -> bool:
+        """Whether a call is to a loop, one that is begun already or a new one."""
+        limit = RECURSION_LIMIT if len(self.flat) < _UNROLLED_LIMIT else 1
+        return body.name in self.loops or stack.count(body.name) >= limit
 
     def _inline(
         self,
@@ -268,6 +304,70 @@ class Flattener:
                 opcode = f"{'ld.param' if formal.space == 'param' else 'mov'}.{formal.type}"
                 self._emit(opcode, (given, source), function.at, {})
         self._emit("bra", (Name(after),), function.at, {})
+
+    def _repeat(
+        self,
+        function: Function,
+        results: Group,
+        arguments: Group,
+        names: Mapping[str, Name],
+        site: str,
+        stack: Sequence[str],
+        after: str,
+    ) -> None:
+        """A call from outside or inside the loop that stands for the deeper calls of ``function``."""
+        back = f"{after}.back{site}"
+        loop = self.loops.get(function.name)
+        opens = loop is None
+        if loop is None:
+            formals = (*function.results, *function.parameters)
+            inner = {formal.name: Name(f"{formal.name}@{function.at}{site}") for formal in formals}
+            self.declared.extend(replace(formal, name=inner[formal.name].text) for formal in formals)
+            loop = _Loop(f"{after}.start{site}", inner, [])
+        for formal, actual in zip(function.parameters, arguments.elements, strict=True):
+            self._copy(formal, loop.names[formal.name], renamed(actual, names), function.at)
+        if opens:
+            self._perhaps(loop.start, back, function.at)
+            self.positions[loop.start] = len(self.flat)
+            self.loops[function.name] = loop
+            end = f"{after}.end{site}"
+            assert function.body is not None
+            self.add(function.body, loop.names, site, (*stack, function.name), end)
+            del self.loops[function.name]
+            self.positions[end] = len(self.flat)
+            for place in loop.back:
+                # one branch each: the interpreter tells by branch whether a jump back is worth following again
+                further = f"{place}.not"
+                self._perhaps(place, further, function.at)
+                self.positions[further] = len(self.flat)
+        else:
+            loop.back.append(back)
+            self._emit("bra", (Name(loop.start),), function.at, {})
+        self.positions[back] = len(self.flat)
+        for formal, given in zip(function.results, results.elements, strict=True):
+            if isinstance(renamed(given, names), Name):
+                self._copy(formal, renamed(given, names), loop.names[formal.name], function.at)
+        self._emit("bra", (Name(after),), function.at, {})
+
+    def _perhaps(self, place: str, other: str, at: int) -> None:
+        """A branch to either place."""
+        table = f"{place}.or"
+        self.tables[table] = (place, other)
+        self._emit("brx.idx", (Immediate(None, "?"), Name(table)), at, {})
+
+    def _copy(self, formal: Declaration, target: Operand, source: Operand, at: int) -> None:
+        """Move one value of the type of ``formal`` between registers and parameters of calls."""
+        parameters = self._parameters()
+        if isinstance(source, Name) and source.text in parameters:
+            self.copied += 1
+            register = Name(f"%copied.{self.copied}")
+            self.declared.append(replace(formal, space="reg", name=register.text, count=None))
+            self._emit(f"ld.param.{formal.type}", (register, Address(source, 0)), at, {})
+            source = register
+        if isinstance(target, Name) and target.text in parameters:
+            self._emit(f"st.param.{formal.type}", (Address(target, 0), source), at, {})
+        else:
+            self._emit(f"mov.{formal.type}", (target, source), at, {})
 
     def _parameters(self) -> set[str]:
         return {item.name for item in self.declared if item.space == "param"}

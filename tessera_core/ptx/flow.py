@@ -5,7 +5,7 @@ interpreter runs. Steps that bear neither on an address nor on whether an access
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,13 +17,10 @@ from tessera_core.ptx.syntax import (
     Address,
     Declaration,
     Function,
-    Group,
     Guard,
     Name,
-    Negated,
     Operand,
-    Pair,
-    Vector,
+    registers,
 )
 
 # The carry between instructions, as a register of its own.
@@ -126,24 +123,6 @@ def _widths(declarations: Iterable[Declaration]) -> dict[str, int]:
             bits = 1 if item.type == "pred" else type_bytes(item.type) * 8
             widths[item.name] = bits if widths.get(item.name, bits) == bits else 0
     return widths
-
-
-def registers(operand: Operand) -> Iterator[str]:
-    """Every name inside an operand."""
-    if isinstance(operand, Name):
-        yield operand.text
-    elif isinstance(operand, Address):
-        yield from registers(operand.base)
-        for extra in operand.extra:
-            yield from registers(extra)
-    elif isinstance(operand, (Vector, Group)):
-        for element in operand.elements:
-            yield from registers(element)
-    elif isinstance(operand, Pair):
-        yield from registers(operand.first)
-        yield from registers(operand.second)
-    elif isinstance(operand, Negated):
-        yield from registers(operand.operand)
 
 
 def _step(item: Flat, positions: Mapping[str, int], tables: Mapping[str, tuple[str, ...]]) -> Step:

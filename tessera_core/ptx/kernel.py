@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tessera_core.ptx.flow import Flow, Step, build_flow, registers
+from tessera_core.ptx.flow import Flow, Step, build_flow
 from tessera_core.ptx.parameters import ParameterBlock
 from tessera_core.ptx.parser import type_bytes
-from tessera_core.ptx.syntax import Address, Function, Module, Name, Vector
+from tessera_core.ptx.syntax import Address, Function, Module, Name, Vector, registers
 from tessera_core.ptx.values import NUMBER, Value, constant
 from tessera_formats.errors import InputError
 

@@ -162,7 +162,9 @@ class Memory:
         if step.parts[0] == "ld" and private(touch.space) and bases_of(place) == frozenset({LOCAL}):
             yield from self._load_private(step, place, can)
             return
-        if any(touch.space in ("shared", "local", "generic") for touch in step.effects.touches):
+        spaces = {touch.space for touch in step.effects.touches}
+        outside = all(base >= 0 for base in bases_of(place))  # in buffers, whatever its spelling
+        if spaces & {"shared", "local"} or ("generic" in spaces and not outside):
             bases = None
         yield from self._held(step, self.carried if bases is None else bases)
 

@@ -5,6 +5,7 @@ offsets into the module's text; :meth:`Module.line` turns them into lines only w
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -64,6 +65,24 @@ class Negated:
 
 
 Operand = Name | Immediate | Address | Vector | Group | Pair | Negated
+
+
+def registers(operand: Operand) -> Iterator[str]:
+    """Every name inside an operand."""
+    if isinstance(operand, Name):
+        yield operand.text
+    elif isinstance(operand, Address):
+        yield from registers(operand.base)
+        for extra in operand.extra:
+            yield from registers(extra)
+    elif isinstance(operand, (Vector, Group)):
+        for element in operand.elements:
+            yield from registers(element)
+    elif isinstance(operand, Pair):
+        yield from registers(operand.first)
+        yield from registers(operand.second)
+    elif isinstance(operand, Negated):
+        yield from registers(operand.operand)
 
 
 @dataclass(frozen=True, slots=True)

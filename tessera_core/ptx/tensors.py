@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera_core.ptx.flow import Step, registers
+from tessera_core.ptx.flow import Step
 from tessera_core.ptx.footprint import Footprint, Mode
 from tessera_core.ptx.kernel import PARAMETERS, SHARED, Kernel
 from tessera_core.ptx.parameters import ParameterBlock
-from tessera_core.ptx.syntax import Operand
+from tessera_core.ptx.syntax import Operand, registers
 from tessera_core.ptx.tensormap import DESCRIPTOR_BYTES, Ranges, TensorMap, coalesce, decode_tensor_map
 from tessera_core.ptx.values import NO_BASE, NUMBER, Bool, Int, Known, Predicate, Shape, Value, bases_of
 

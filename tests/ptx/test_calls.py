@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
 from tessera_core.program.boxes import Box
 from tessera_core.ptx import flatten
-from tests.ptx.test_control_flow import LOAD, ROW, analyse, kernel, only
+from tessera_core.ptx.parser import parse_module
+from tests.ptx.launches import Pointer, launch_of
+from tests.ptx.oracle.machine import observe
+from tests.ptx.test_control_flow import LOAD, ROW, SIZES, analyse, kernel, only
 
 WRITES = """
 .func (.param .b32 result) at(.param .b64 place, .param .b32 index) {
@@ -59,7 +67,7 @@ def test_arguments_and_results_in_registers() -> None:
     assert (write.must, write.boxes, write.precision) == (True, ROW, "exact")
 
 
-def test_recursion_is_followed_to_its_end_or_given_up() -> None:
+def test_recursion_is_followed_to_its_end_while_it_is_shallow() -> None:
     passed = "st.param.b64 [a], %rd5; st.param.b32 [b], %r9;"
     code = f"{{ .param .b64 a; .param .b32 b; {passed} call.uni down, (a, b); }} ret;"
     for depth in (0, 1, flatten.RECURSION_LIMIT - 1):
@@ -67,7 +75,161 @@ def test_recursion_is_followed_to_its_end_or_given_up() -> None:
         (write,) = result.accesses
         assert not result.fallbacks
         assert (write.must, write.boxes) == (True, (Box(0, (), 128 * (depth + 1)),))
-    assert "called function" in analyse(kernel(code, RECURSIVE), n=flatten.RECURSION_LIMIT).fallbacks[0]
+    result = analyse(kernel(code, RECURSIVE), n=flatten.RECURSION_LIMIT + 2)
+    assert not result.fallbacks and not only(result, 0, "write")
+    sure, perhaps = only(result, 1, "write")
+    assert (sure.must, sure.boxes) == (True, (Box(0, (), 128 * flatten.RECURSION_LIMIT),))
+    assert (perhaps.must, perhaps.boxes, perhaps.precision) == (False, None, "bounded")
+    assert (perhaps.reason, perhaps.line) == ("the address depends on data", 8)
+
+
+@dataclass(frozen=True)
+class Recursion:
+    """``before``: functions, of which ``go(a, b, left) -> result`` is called by the kernel with its two pointers; with
+    the result, a pointer, in %rd7 it then runs ``after``, as it ran ``start`` before. ``writes``: the buffers that may
+    be written; None: any."""
+
+    before: str
+    writes: frozenset[int] | None
+    after: str = ""
+    start: str = ""
+
+    def source(self) -> str:
+        call = """{ .param .b64 x; .param .b64 y; .param .b32 z; .param .b64 r;
+            st.param.b64 [x], %rd1; st.param.b64 [y], %rd2; st.param.b32 [z], %r9;
+            call.uni (r), go, (x, y, z); ld.param.b64 %rd7, [r]; }"""
+        return kernel(f"{self.start} {call} {self.after} ret;", self.before).text
+
+
+def go(body: str, variables: str = "", name: str = "go", callee: str = "go") -> str:
+    """A function of (a, b, left) in %rd1, %rd2 and %r1 that returns %rd9, at first a; ``CALL`` calls ``callee`` with
+    %rd3, %rd4 and one less and puts its result into %rd5."""
+    call = f"""{{ .param .b64 x; .param .b64 y; .param .b32 z; .param .b64 r; sub.s32 %r2, %r1, 1;
+        st.param.b64 [x], %rd3; st.param.b64 [y], %rd4; st.param.b32 [z], %r2;
+        call.uni (r), {callee}, (x, y, z); ld.param.b64 %rd5, [r]; }}"""
+    head = f".func (.param .b64 result) {name}(.param .b64 a, .param .b64 b, .param .b32 left)"
+    return f"""{head} {{
+        .reg .pred %p<5>; .reg .b32 %r<9>; .reg .b64 %rd<20>; {variables}
+        ld.param.b64 %rd1, [a]; ld.param.b64 %rd2, [b]; ld.param.b32 %r1, [left];
+        mov.b64 %rd9, %rd1; mov.b64 %rd3, %rd1; mov.b64 %rd4, %rd2; mov.u32 %r3, 0;
+        setp.eq.s32 %p1, %r1, 0; @%p1 bra $END;
+        {body.replace("CALL", call)}
+        $END: st.param.b64 [result], %rd9; ret;
+    }}"""
+
+
+HEADS = "".join(
+    f".func (.param .b64 result) {name}(.param .b64 a, .param .b64 b, .param .b32 left);"
+    for name in ("go", "other")
+)
+CELL = ".local .align 8 .b8 cell[16];"
+SWAPPED = "mov.b64 %rd3, %rd2; mov.b64 %rd4, %rd1;"
+KEPT_CELL = """st.local.u64 [cell], %rd1; mov.b64 %rd10, cell; add.s64 %rd10, %rd10, 8;
+    st.local.u64 [%rd10], %rd2; CALL ld.local.u64 %rd11, [cell+8]; st.global.u32 [%rd11], %r1;"""
+
+RECURSIONS: Mapping[str, Recursion] = {
+    "passed on unchanged": Recursion(go("ld.global.u32 %r3, [%rd1]; CALL st.global.u32 [%rd2], %r1;"), {1}),
+    "swapped": Recursion(go(f"{SWAPPED} CALL st.global.u32 [%rd2], %r1;"), {0, 1}),
+    "swapped, in the callee": Recursion(go(f"st.global.u32 [%rd2+8], %r1; {SWAPPED} CALL"), {0, 1}),
+    "kept across the call": Recursion(
+        go("setp.ne.s32 %p2, %r1, 8; @%p2 mov.b64 %rd1, %rd2; CALL st.global.u32 [%rd1], %r1;"), {0, 1}
+    ),
+    "three calls": Recursion(
+        go("min.s32 %r1, %r1, 2; CALL CALL CALL st.global.u32 [%rd2], %r1;"),
+        {1},
+    ),
+    "returned as passed": Recursion(go("CALL"), {0}, "st.global.u32 [%rd7], %r9;"),
+    "returned from the deepest": Recursion(
+        go(f"{SWAPPED} CALL mov.b64 %rd9, %rd5;"), {0, 1}, "st.global.u32 [%rd7], %r9;"
+    ),
+    "moved on the way back": Recursion(
+        go("CALL add.s64 %rd9, %rd5, 64; st.global.u32 [%rd9], %r1;"), {0}, "st.global.u32 [%rd7+4], %r9;"
+    ),
+    "in a private variable": Recursion(go(KEPT_CELL, CELL), {1}),
+    "in a private variable, swapped": Recursion(go(f"{SWAPPED} {KEPT_CELL}", CELL), {0, 1}),
+    "two functions": Recursion(
+        HEADS
+        + go(f"{SWAPPED} CALL st.global.u32 [%rd2+16], %r1;", callee="other")
+        + go("CALL st.global.u32 [%rd2], %r1;", name="other"),
+        {0, 1},
+    ),
+    # the callee stores a pointer through its argument, and the caller loads it
+    "stored by the callee, in private memory": Recursion(
+        go("setp.ne.s32 %p2, %r1, 1; @%p2 bra $NEXT; st.u64 [%rd1], %rd2; $NEXT: CALL"),
+        {0, 1},
+        "ld.local.u64 %rd8, [place]; st.global.u32 [%rd8], %r9;",
+        """.local .align 8 .b8 place[8]; mov.b64 %rd10, place; st.local.u64 [place], %rd1;
+        cvta.local.u64 %rd1, %rd10;""",
+    ),
+    "stored by the callee, in a buffer": Recursion(
+        go("CALL st.global.u64 [%rd1], %rd2;"), None, "ld.global.u64 %rd8, [%rd1]; st.global.u32 [%rd8], %r9;"
+    ),
+    "loaded from memory": Recursion(
+        go("st.global.u64 [%rd1], %rd2; CALL ld.global.u64 %rd8, [%rd1]; st.global.u32 [%rd8+4], %r1;"), None
+    ),
+    "the argument is loaded from memory": Recursion(
+        go("st.global.u64 [%rd1], %rd2; CALL ld.global.u64 %rd4, [%rd1]; CALL st.global.u32 [%rd2+4], %r1;"),
+        None,
+    ),
+    # the address of a variable of one call in another one
+    "a variable's address is passed": Recursion(
+        go(
+            """mov.b64 %rd10, cell; cvta.local.u64 %rd4, %rd10; CALL
+            setp.ne.s64 %p2, %rd2, %rd4; @%p2 st.global.u32 [%rd1], %r1;""",
+            CELL,
+        ),
+        None,
+    ),
+    "a variable's address is stored": Recursion(
+        go(
+            """mov.b64 %rd10, cell; cvta.local.u64 %rd11, %rd10; st.local.u64 [cell+8], %rd11; CALL
+            st.global.u32 [%rd1], %r1;""",
+            CELL,
+        ),
+        None,
+    ),
+}
+
+
+def observed(source: str, n: int) -> dict[str, dict[int, list[int]]]:
+    """What the emulator, which has a stack of calls, sees."""
+    launch = launch_of(parse_module(source), "k", (1, 1, 1), (32, 1, 1), (Pointer(0), Pointer(1), n))
+    stored = SimpleNamespace(
+        **{name: getattr(launch, name) for name in ("entry", "grid", "block", "shared_bytes", "parameters")},
+        relocations=tuple((r.offset, r.buffer, r.byte_offset) for r in launch.relocations),
+        sizes=lambda: SIZES,
+    )
+    return observe(source, stored, lambda *_: {buffer: bytes(size) for buffer, size in SIZES.items()})
+
+
+@pytest.mark.parametrize("depth", [flatten.RECURSION_LIMIT - 2, flatten.RECURSION_LIMIT + 3])
+@pytest.mark.parametrize("name", RECURSIONS)
+def test_recursion_of_any_depth_touches_no_more_than_is_claimed(name: str, depth: int) -> None:
+    case = RECURSIONS[name]
+    result = analyse(parse_module(case.source()), depth)
+    deep = depth > flatten.RECURSION_LIMIT
+    if deep and case.writes is None:
+        assert result.fallbacks
+    elif deep:
+        assert not result.fallbacks
+        assert {access.buffer for access in result.accesses if access.mode == "write"} == case.writes
+    seen = observed(case.source(), depth)
+    for mode in ("read", "write"):
+        for buffer, size in SIZES.items():
+            may, must, real = (np.zeros(size, dtype=np.bool_) for _ in range(3))
+            for access in only(result, buffer, mode):
+                for low, high in (
+                    [(0, size)]
+                    if access.boxes is None
+                    else [edge for box in access.boxes for edge in box.intervals()]
+                ):
+                    may[low:high] = True
+                    must[low:high] |= access.must
+            runs = seen[mode].get(buffer, [])
+            for low, high in zip(runs[::2], runs[1::2], strict=True):
+                real[low:high] = True
+            assert not (real & ~may).any(), (mode, buffer)
+            assert mode == "read" or not (must & ~real).any(), (mode, buffer)
 
 
 def test_an_indirect_call_may_be_to_each_function_of_its_list() -> None:

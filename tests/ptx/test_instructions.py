@@ -1,5 +1,7 @@
 """Every transfer function against its definition, thread by thread: exact on known numbers, never wrong on bounded
-ones, and indispensable (without its entry in the registry a result would be less than exact)."""
+ones, and indispensable (without its entry in the registry a result would be less than exact). Of exchanges within
+warps, which `test_warp.py` checks, only the latter.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,11 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tessera_core.ptx import semantics
+from tessera_core.ptx import execution, semantics, warp
+from tessera_core.ptx.execution import Threads
+from tessera_core.ptx.kernel import kernel_of
 from tessera_core.ptx.values import (
+    ALWAYS,
     NUMBER,
     ZERO,
     Known,
@@ -21,7 +26,9 @@ from tessera_core.ptx.values import (
     known,
     wrap,
 )
+from tests.ptx.launches import Pointer, launch_of
 from tests.ptx.reference import INSTRUCTIONS, signed
+from tests.ptx.test_control_flow import kernel
 
 BLOCKS, THREADS = 3, 8
 SHAPE = Shape(BLOCKS, THREADS, False)
@@ -194,6 +201,53 @@ def test_every_entry_of_the_registry_is_needed(opcode: str, monkeypatch: pytest.
     assert not isinstance(semantics.evaluate(SHAPE, parts, sources), Unknown)
     monkeypatch.setattr(semantics, "TRANSFERS", {k: v for k, v in semantics.TRANSFERS.items() if k != opcode})
     assert isinstance(semantics.evaluate(SHAPE, parts, sources), Unknown)
+
+
+EXCHANGED = {
+    "shfl": "shfl.sync.bfly.b32 %r2, %r1, 1, 31, -1;",
+    "vote": "setp.lt.u32 %p1, %r1, 8; vote.sync.ballot.b32 %r2, %p1, -1;",
+    "redux": "redux.sync.add.s32 %r2, %r1, -1;",
+    "match": "match.any.sync.b32 %r2, %r1, -1;",
+    "activemask": "activemask.b32 %r2;",
+    "elect": "elect.sync %r2|%p1, -1;",
+}
+ANY_LANE = {"match", "activemask", "elect"}  # decided while the launch runs: bounded, never exact
+
+
+def exchanged(code: str) -> Value:
+    """What %r2 holds after ``code``, in a warp of which each thread has its own number in %r1."""
+    parsed = kernel(
+        f"{code} mul.wide.s32 %rd7, %r2, 4; add.s64 %rd6, %rd2, %rd7; st.global.u32 [%rd6], %r1; ret;"
+    )
+    launch = launch_of(parsed, "k", (1, 1, 1), (32, 1, 1), (Pointer(0), Pointer(1), 0))
+    threads = Threads(kernel_of(parsed, "k"), launch, np.zeros(1, dtype=np.int64))
+    for step in threads.kernel.flow.steps:
+        if not (step.targets or step.ends):
+            threads.execute(step, ALWAYS, ALWAYS, True)
+    return threads.registers["%r2"]
+
+
+@pytest.mark.parametrize("opcode", sorted(warp.EXCHANGES))
+def test_every_exchange_is_needed(opcode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it nothing would be known of what the threads of a warp get from each other."""
+    value = exchanged(EXCHANGED[opcode])
+    assert isinstance(value, Unknown if opcode in ANY_LANE else Known)
+    assert not isinstance(value, Predicate) and value.low is not None and value.high is not None
+    monkeypatch.setattr(execution, "EXCHANGES", warp.EXCHANGES - {opcode})
+    value = exchanged(EXCHANGED[opcode])
+    assert isinstance(value, Unknown) and value.low is value.high is None
+
+
+@pytest.mark.parametrize("operation", sorted(warp._REDUCTIONS))
+def test_every_reduction_is_needed(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = f"redux.sync.{operation}.{'b32' if operation in ('and', 'or', 'xor') else 'u32'} %r2, %r1, -1;"
+    lanes = range(32)
+    results = {"add": sum(lanes), "min": 0, "max": 31, "and": 0, "or": 31, "xor": 0}
+    value = exchanged(code)
+    assert isinstance(value, Known) and value.low == value.high == results[operation]
+    kept = {name: function for name, function in warp._REDUCTIONS.items() if name != operation}
+    monkeypatch.setattr(warp, "_REDUCTIONS", kept)
+    assert isinstance(exchanged(code), Unknown)
 
 
 def test_numbers_wrap_at_their_width() -> None:
