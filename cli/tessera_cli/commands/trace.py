@@ -91,6 +91,25 @@ def command(
     exists = (Path(model) / "manifest.toml").is_file()
     if exists and capture is None and not add_target:
         raise typer.BadParameter(f"{model} is a trace: say what to add, --capture or --add-target")
+    if exists and (
+        program
+        or phase
+        or context
+        or dtype
+        or fake
+        or tensor_parallel
+        or rank
+        or ptx_target
+        or batch != 1
+        or seed
+        or execution_trace
+        or iteration is not None
+        or gpu_type
+    ):
+        raise typer.BadParameter(
+            f"{model} is a trace, whose programs stay as they are: drop what isn't --capture or --add-target,"
+            " or trace the model again"
+        )
     if not exists and output is None:
         raise typer.BadParameter("name the trace folder to write: -o")
     from tessera_core.trace.inputs import input_kind
