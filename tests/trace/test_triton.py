@@ -140,6 +140,19 @@ def test_a_configurations_hook_runs_before_its_launch(
     assert torch.equal(seen[0], seen[1])
 
 
+def test_an_autotuned_kernel_is_compiled(tracer: Callable[..., Any], kernels: ModuleType) -> None:
+    """By its function: another process finds the tuner under its name."""
+
+    def step(net: Any, inputs: Tensors, state: Tensors) -> Tensors:
+        x = net.embed(inputs["tokens"])
+        out = torch.empty_like(x)
+        kernels.tuned[lambda meta: (32 // meta["BLOCK"],)](x, out, 32)
+        return {"y": out}
+
+    tables = target_tables(tracer(step), ("sm_90",), lambda message: None)
+    assert tables["targets/sm_90/launches"].num_rows == 1
+
+
 def test_a_warmup_is_refused(tracer: Callable[..., Any], kernels: ModuleType) -> None:
     """It launches nothing, so an op for it would be one too many."""
 
