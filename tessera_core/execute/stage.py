@@ -28,6 +28,8 @@ from tessera_core.program.guards import check_replayable
 from tessera_core.program.ir import Trace
 from tessera_core.program.store import load_trace
 from tessera_core.report.facts import Facts
+from tessera_core.trace.operators import op_kind
+from tessera_core.trace.parallel.shares import shard_of
 from tessera_formats.errors import ArtifactError, DeviceLostError, InputError, OriginError, VerificationError
 from tessera_formats.trace import check_same_program
 from tessera_formats.workload import read_workload
@@ -208,10 +210,12 @@ class RunStage:
 
 def _check_whole(trace: Trace, path: Path) -> None:
     """Refuse a rank's shard: the workers of a run are one rank's, and its collectives need the others."""
-    shares = trace.info.get("tensor_parallel")
-    if shares is not None:
+    shard = shard_of(trace.info)
+    joins = any(op_kind(op.target) == "collective" for program in trace.programs for op in program.ops)
+    if shard is not None or joins:  # what it does counts, whatever its manifest leaves out
+        said = "one rank's shard" if shard is None else f"rank {shard.rank} of {shard.ranks}"
         raise InputError(
-            f"{path}: is rank {trace.info['rank']} of {len(shares)}, and its collectives need the other ranks;"
+            f"{path}: is {said}, and its collectives need the other ranks;"
             " use --backend simulate, or trace without --tensor-parallel"
         )
 

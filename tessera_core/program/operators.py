@@ -24,7 +24,8 @@ _TEXT_ARGUMENTS = frozenset(
     | {"ord", "padding_mode", "rounding_mode", "UPLO", "norm_type"}
 )
 _REFUSED_NAMES = frozenset(
-    {"from_file", "save", "set_", "set_data", "resize_", "_pin_memory", "record_stream"}
+    {"from_file", "save", "set_", "set", "set_data", "resize_", "resize_as_", "resize_as_sparse_"}
+    | {"_resize_output_", "_pin_memory", "record_stream"}
 )
 
 Operator = Callable[..., Any]
@@ -64,6 +65,17 @@ def resolve_operator(target: str, *, trusted: bool = False) -> torch._ops.OpOver
             f"op {target}: is refused in replay because it does more than compute; trace again"
         )
     return overload
+
+
+def refuse_view(target: str, overload: torch._ops.OpOverload) -> None:
+    """Refuse an operator that makes or changes a view, which no trace has as an op; raises :class:`ArtifactError`.
+
+    Some of them (``_reshape_alias``) don't look where a storage ends.
+    """
+    returns = overload._schema.returns
+    views = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+    if views or torch.Tag.inplace_view in overload.tags:
+        raise ArtifactError(f"op {target}: only looks at a tensor, which is no op of a trace; trace again")
 
 
 def _touches_more_than_tensors(name: str, overload: torch._ops.OpOverload) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from tessera_core.program.ir import Op, Trace
-from tessera_core.program.operators import TRUSTED_NAMESPACES, resolve_operator
+from tessera_core.program.operators import TRUSTED_NAMESPACES, refuse_view, resolve_operator
 from tessera_core.trace.place import user_code
 from tessera_core.trace.streams import symbolic_streams
 from tessera_formats.errors import ArtifactError, ModelError, TrustError
@@ -68,11 +68,13 @@ def load_user_module(path: Path, source_hash: str, name: str, trusted: bool) -> 
 def recorded_operator(op: Op, trace: Trace, trusted: bool) -> torch._ops.OpOverload:
     """The operator that an op names; one of the user's own exists once the factory's file is imported.
 
-    Raises the errors of :func:`resolve_operator` and :func:`load_user_module`.
+    Raises the errors of :func:`resolve_operator`, :func:`refuse_view` and :func:`load_user_module`.
     """
     if is_custom(op.target) and trusted and "factory_hash" in trace.info:
         _factory_module(trace, trusted)
-    return resolve_operator(op.target, trusted=trusted)
+    overload = resolve_operator(op.target, trusted=trusted)
+    refuse_view(op.target, overload)
+    return overload
 
 
 def is_custom(target: str) -> bool:
@@ -122,6 +124,8 @@ def triton_implementation(op: Op, trace: Trace, trusted: bool, where: str) -> Ca
 
 def triton_kernel(op: Op, trace: Trace, trusted: bool, where: str) -> Any:
     """The ``@triton.jit`` function that an op's target names; errors as :func:`triton_implementation`."""
+    from tessera_core.trace.declare import undecorated
+
     module_name, colon, qualname = op.target.removeprefix("triton.").partition(":")
     if not colon or not all(part.isidentifier() for part in (*module_name.split("."), *qualname.split("."))):
         raise ArtifactError(f"{where}: is not triton.MODULE:NAME; trace again")
@@ -138,7 +142,8 @@ def triton_kernel(op: Op, trace: Trace, trusted: bool, where: str) -> Any:
     kernel: Any = module
     for part in qualname.split("."):
         kernel = getattr(kernel, part, None)
-    if not hasattr(kernel, "arg_names"):
+    kernel = undecorated(kernel)
+    if not hasattr(kernel, "arg_names") or kernel.fn.__module__ != module.__name__:
         raise ArtifactError(f"{where}: {module_name} has no Triton kernel {qualname!r}; trace again")
     if not embedded and kernel.cache_key != op.arguments.get("source_hash"):
         raise TrustError(f"{where}: the kernel's source has changed since the trace was made; trace again")

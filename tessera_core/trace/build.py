@@ -29,6 +29,7 @@ from tessera_core.trace.recorder import BoundInput, Recorder
 from tessera_core.trace.registry import Registry, form_problem, storage_bytes, storage_key
 from tessera_core.trace.request import ProgramRequest
 from tessera_core.trace.streams import Timeline, symbolic_streams
+from tessera_core.trace.threads import one_thread
 from tessera_core.trace.tracer import FunctionMode, OpMode
 from tessera_core.trace.triton_launch import intercepting, kernel_target
 from tessera_formats.errors import InputError, ModelError
@@ -198,7 +199,7 @@ def _trace_program(recorder: Recorder, built: BuiltModel, request: ProgramReques
     # What an op does within itself with streams is its own affair, like all else there.
     inside = Timeline()
     streams = symbolic_streams(lambda: inside if recorder.silent else recorder.streams)
-    with _scopes(model.module, recorder), run, torch.no_grad(), intercepting(recorder), streams:
+    with _scopes(model.module, recorder), run, one_thread(), torch.no_grad(), intercepting(recorder), streams:
         mode = OpMode(recorder)
         with mode, FunctionMode(mode):
             outputs = model.step(request, dict(inputs), kept)

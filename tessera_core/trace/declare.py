@@ -22,6 +22,13 @@ class TritonDeclaration:
     must: frozenset[str]
 
 
+def undecorated(kernel: Any) -> Any:
+    """The ``@triton.jit`` function that ``@triton.autotune`` and ``@triton.heuristics`` stand in front of."""
+    while hasattr(getattr(kernel, "fn", None), "arg_names"):
+        kernel = kernel.fn
+    return kernel
+
+
 def triton_cpu(
     kernel: Any,
     implementation: Callable[..., None],
@@ -30,13 +37,14 @@ def triton_cpu(
     writes: tuple[str, ...] = (),
     must: tuple[str, ...] = (),
 ) -> None:
-    """Declare how ``kernel`` (a ``@triton.jit`` function) runs where there is no GPU.
+    """Declare how ``kernel`` (a ``@triton.jit`` function, or a decorated one) runs where there is no GPU.
 
     ``implementation(**arguments)`` gets every parameter by its name (tensors, numbers, constexprs; not the
     grid), must write the same tensors as the kernel, and returns nothing. ``reads`` and ``writes`` name the
     tensor parameters that the kernel reads and writes; ``must`` names those of ``writes`` of which every
     element is written. Raises ``ValueError`` for a name that is no parameter of the kernel.
     """
+    kernel = undecorated(kernel)
     known = set(kernel.arg_names)
     for name in (*reads, *writes, *must):
         if name not in known:
@@ -49,5 +57,5 @@ def triton_cpu(
 
 def declaration_of(kernel: Any) -> TritonDeclaration | None:
     """The declaration of a kernel, or None."""
-    found: TritonDeclaration | None = getattr(kernel, _ATTRIBUTE, None)
+    found: TritonDeclaration | None = getattr(undecorated(kernel), _ATTRIBUTE, None)
     return found

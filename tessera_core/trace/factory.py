@@ -22,6 +22,7 @@ from tessera_core.trace.network import no_network
 from tessera_core.trace.parallel.shares import Shard
 from tessera_core.trace.place import user_code
 from tessera_core.trace.streams import symbolic_streams
+from tessera_core.trace.threads import watched_threads
 from tessera_formats.errors import InputError, ModelError
 
 
@@ -120,7 +121,7 @@ def _guarded(said: str, fake_mode: FakeTensorMode | None, on_device: bool, make:
     streams = contextlib.nullcontext() if on_device else symbolic_streams()
     factory = f"model {said!r}: its factory"
     code = user_code(factory, "correct it and trace again")
-    with code, no_network(factory), building(fake_mode), streams:
+    with code, no_network(factory), watched_threads(), building(fake_mode), streams:
         return make()
 
 

@@ -22,6 +22,8 @@ REAL_LIMIT_BYTES = 1 << 20
 """Largest storage that gets real values under ``--fake``: rotary tables and masks fit, weights do not."""
 
 
+_CLONE = torch.ops.aten.clone.default
+
 VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})
 """Operators that :func:`view_as_eager` stands for."""
 
@@ -62,6 +64,23 @@ def view_as_eager(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
         stride = twin.view(size).stride()
         shape = twin.view(size).shape
     return tensor.as_strided(shape, stride, tensor.storage_offset())
+
+
+def strided_as_eager(func: OpOverload, args: Any, kwargs: Any, result: Any) -> Any:
+    """A pointwise operator's fake ``result`` with the strides that eager execution gives to extents of one.
+
+    Eager execution makes a contiguous result from contiguous arguments of one shape; fake tensors follow the strides
+    of an argument there. Nothing depends on these strides, but they are part of a program. A clone, pointwise by its
+    tag alone, always keeps strides.
+    """
+    pointwise = torch.Tag.pointwise in func.tags and not func._schema.is_mutable and func is not _CLONE
+    if not pointwise or not is_fake(result) or 1 not in result.shape:
+        return result
+    found = tensors_in((args, kwargs))
+    if any(tensor.shape != result.shape or not tensor.is_contiguous() for tensor in (*found, result)):
+        return result
+    stride = torch.empty(result.shape, device="meta").stride()
+    return result if stride == result.stride() else result.as_strided(result.shape, stride)
 
 
 class BuildMode(TorchDispatchMode):

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tessera_core.trace.declare import undecorated
+
 
 def import_file(file: Path, name: str) -> ModuleType:
     """The module called ``name`` whose source is ``file``; anything that it raises passes through."""
@@ -36,7 +38,7 @@ def import_file(file: Path, name: str) -> ModuleType:
 
 
 def find_kernel(job: dict[str, Any]) -> Any:
-    """The object that ``module``, ``file`` and ``qualname`` of a job name."""
+    """The ``@triton.jit`` function that ``module``, ``file`` and ``qualname`` of a job name."""
     try:
         module = importlib.import_module(job["module"])
         if str(Path(str(module.__file__)).resolve()) != job["file"]:
@@ -46,4 +48,4 @@ def find_kernel(job: dict[str, Any]) -> Any:
     found: Any = module
     for part in job["qualname"].split("."):
         found = getattr(found, part)
-    return found
+    return undecorated(found)

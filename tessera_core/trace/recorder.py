@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tessera_core.program.ir import Guard, Operand, TensorRef
 from tessera_core.program.operators import TRUSTED_NAMESPACES
 from tessera_core.trace.encode import encode, encoded_tensors, map_tensors, tensors_in
-from tessera_core.trace.fake import VIEWS, call_sized, is_fake, view_as_eager
+from tessera_core.trace.fake import VIEWS, call_sized, is_fake, strided_as_eager, view_as_eager
 from tessera_core.trace.inner import InnerWork, Launch, run_watched
 from tessera_core.trace.place import calling_place
 from tessera_core.trace.registry import BufferEntry, Registry, dtype_name, is_lazy, storage_key
@@ -170,6 +170,7 @@ class Recorder:
         converted, named = map_tensors(args, convert), map_tensors(kwargs, convert)
         with self.fake_mode:
             result = view_as_eager(*converted) if func in VIEWS else func(*converted, **named)
+            result = strided_as_eager(func, converted, named, result)
         return map_tensors(result, lambda tensor: originals.get(id(tensor), tensor))
 
     def record(

@@ -43,10 +43,25 @@ class SymbolicStream:
     def __hash__(self) -> int:
         return hash("main") if self.main else id(self)
 
+    # What real code asks with isinstance; the stand-in of torch.Stream answers for itself.
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Any]:
+        return torch.cuda.Stream
+
     @property
     def device(self) -> torch.device:
         """Where the step runs: on the CPU."""
         return torch.device("cpu")
+
+    @property
+    def device_index(self) -> int:
+        """There is one device."""
+        return 0
+
+    @property
+    def priority(self) -> int:
+        """That of a stream for which none was asked; priorities order nothing."""
+        return 0
 
     def wait_stream(self, stream: SymbolicStream) -> None:
         """What is issued here from now on follows all that was issued there."""
@@ -97,6 +112,10 @@ class SymbolicEvent:
     def __init__(self) -> None:
         self._home: Timeline | None = None
         self._clock: Clock = {}
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Any]:
+        return torch.cuda.Event
 
     def record(self, stream: SymbolicStream | None = None) -> None:
         """Stand for all that was issued so far on ``stream``, or else on the current one."""
@@ -255,7 +274,7 @@ class _Door(type):
         return vars(cls)["chosen"].__func__(*args, **kwargs)
 
     def __instancecheck__(cls, value: object) -> bool:
-        return isinstance(value, (vars(cls)["original"], SymbolicStream, SymbolicEvent))
+        return issubclass(type(value), (vars(cls)["original"], vars(cls)["stand_in"]))
 
 
 @contextlib.contextmanager
@@ -263,14 +282,22 @@ def _replaced(owner: Any, name: str, replacement: Replacement) -> Iterator[None]
     """Let ``owner.name`` be ``replacement`` inside; where nothing is traced, that calls the original."""
     inherited = name not in vars(owner)
     original = None if inherited else vars(owner)[name]
-    callee = getattr(owner, name)
+    callee = getattr(owner, name, None)  # a build without CUDA lacks some
 
     def chosen(*args: Any, **kwargs: Any) -> Any:
-        return (callee if _ACTIVE.get() is None else replacement)(*args, **kwargs)
+        if _ACTIVE.get() is not None:
+            return replacement(*args, **kwargs)
+        if callee is None:
+            raise AttributeError(f"{owner.__name__} has no attribute {name!r}")
+        return callee(*args, **kwargs)
 
     door: Any = staticmethod(chosen) if name == "__new__" else chosen
     if isinstance(callee, type):
-        door = _Door(callee.__name__, (), {"original": callee, "chosen": staticmethod(chosen)})
+        door = _Door(
+            callee.__name__,
+            (),
+            {"original": callee, "stand_in": _STAND_INS.get(name, ()), "chosen": staticmethod(chosen)},
+        )
     setattr(owner, name, door)
     try:
         yield
@@ -328,6 +355,45 @@ def _exit(context: Any, *problem: object) -> None:
     _timeline().leave()
 
 
+def _priority_range() -> tuple[int, int]:
+    return 0, 0
+
+
+class _OneDevice:
+    """Stands for ``torch.cuda.device`` and ``torch.cuda.device_of``: all devices are the one that is traced."""
+
+    def __init__(self, device: object) -> None:
+        """Nothing to keep."""
+
+    def __enter__(self) -> None:
+        """Nothing to select."""
+
+    def __exit__(self, *problem: object) -> None:
+        """Nothing to undo."""
+
+
+def _set_device(device: object) -> None:
+    """Nothing to select."""
+
+
+def _current_device() -> int:
+    return 0
+
+
+def _mark(message: object, *details: object) -> None:
+    """Nothing to do: a profiler's marks are no part of a program."""
+
+
+def _push(message: object, *details: object) -> int:
+    return 0
+
+
+def _pop() -> int:
+    return 0
+
+
+_STAND_INS: dict[str, type] = {"Stream": SymbolicStream, "Event": SymbolicEvent}
+
 _REPLACED: tuple[tuple[Any, str, Replacement], ...] = (
     (torch.cuda.Stream, "__new__", _new_stream),
     (torch.cuda.ExternalStream, "__new__", _external_stream),
@@ -335,6 +401,14 @@ _REPLACED: tuple[tuple[Any, str, Replacement], ...] = (
     (torch.cuda.StreamContext, "__init__", _keep_stream),
     (torch.cuda.StreamContext, "__enter__", _enter),
     (torch.cuda.StreamContext, "__exit__", _exit),
+    (torch.cuda.Stream, "priority_range", _priority_range),
+    (torch.cuda, "device", _OneDevice),
+    (torch.cuda, "device_of", _OneDevice),
+    (torch.cuda, "set_device", _set_device),
+    (torch.cuda, "current_device", _current_device),
+    (torch.cuda.nvtx, "range_push", _push),
+    (torch.cuda.nvtx, "range_pop", _pop),
+    (torch.cuda.nvtx, "mark", _mark),
     (torch.cuda, "current_stream", _current_stream),
     (torch.cuda, "default_stream", _default_stream),
     (torch.cuda, "set_stream", _set_stream),

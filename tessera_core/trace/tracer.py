@@ -41,6 +41,9 @@ class OpMode(TorchDispatchMode):
         if recorder.silent:
             return func(*args, **kwargs)
         op = str(func)
+        if func.namespace == "prim":
+            # A question about a tensor, which only fake ones pass on to the dispatcher: nothing of it is recorded.
+            return recorder.call(func, args, kwargs)
         found = tensors_in((args, kwargs))
         check_forms(op, "uses", found)
         if func is _CPU_ATTENTION:

@@ -29,6 +29,7 @@ from tessera_core.trace.inner import InnerLaunch, InnerWork, Launch, Pointer
 from tessera_core.trace.place import calling_place, failing_place, one_line
 from tessera_core.trace.recorder import Recorder, encode_named
 from tessera_core.trace.registry import dtype_name, storage_bytes
+from tessera_core.trace.streams import SymbolicStream
 from tessera_formats.errors import ModelError, UntracedLaunchError
 
 HELPER_SECONDS = 120
@@ -72,11 +73,20 @@ def _launching_by(launch: Callable[[Any, Any, Any, dict[str, Any]], None]) -> It
     run, tuned = JITFunction.run, Autotuner.run
 
     def intercepted(kernel: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
+        if warmup:
+            raise UntracedLaunchError(
+                f"{kernel_target(kernel)}.warmup at {calling_place()}: compiles for a GPU and launches nothing, and a"
+                " trace is made without one; leave it out of the step"
+            )
         launch(kernel, args, grid, kwargs)
 
     def first_configuration(tuner: Any, *args: Any, **kwargs: Any) -> Any:
         # Without the GPU there is nothing to measure; the first configuration is as good as any.
-        return tuner.fn.run(*args, **{**kwargs, **tuner.configs[0].all_kwargs()})
+        chosen = tuner.configs[0]
+        given = {**kwargs, **chosen.all_kwargs()}
+        if chosen.pre_hook is not None and not kwargs.get("warmup"):
+            chosen.pre_hook({**dict(zip(tuner.arg_names, args)), **given})  # before every launch, as on a GPU
+        return tuner.fn.run(*args, **given)
 
     JITFunction.run, Autotuner.run = intercepted, first_configuration
     try:
@@ -129,6 +139,9 @@ def _bound(
 def _note_inner(inside: InnerWork, launch: InnerLaunch) -> None:
     constexprs = {p.name for p in launch.kernel.params if p.is_constexpr}
     held = dict(launch.arguments)
+    if torch.cuda.current_stream() != SymbolicStream(main=True):
+        # The rows of an op's launches follow each other, which nothing says of several streams.
+        inside.others.setdefault(f"{launch.target} on a stream of its own")
     for name, value in launch.arguments.items():
         if name in constexprs and not isinstance(value, torch.Tensor):
             held[name] = getattr(value, "value", value)

@@ -56,6 +56,21 @@ def inputs(tmp_path: Path, made: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    "extra",
+    [["--fake"], ["--seed", "3"], ["--tensor-parallel", "2"], ["--ptx-target", "sm_90"], ["--dtype", "float16"],
+     ["--phase", "decode"], ["--program", "decode:batch=1,context=8"]],
+    ids=lambda extra: extra[0],
+)  # fmt: skip
+def test_what_a_trace_would_not_take_up_is_refused(tessera, inputs: Path, extra: list[str]) -> None:
+    before = (inputs / "x.trace" / "manifest.toml").read_bytes()
+    done = tessera("trace", "x.trace", "--add-target", "x.trace", *extra)
+    assert done.returncode == 2 and "programs stay as they are" in " ".join(
+        done.stderr.replace("│", " ").split()
+    )
+    assert (inputs / "x.trace" / "manifest.toml").read_bytes() == before
+
+
 def manifest_or_file(path: Path) -> Path:
     return path / "manifest.toml" if path.is_dir() else path
 

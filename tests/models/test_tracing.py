@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tessera_core.program.ir import Trace
-from tessera_core.program.store import load_trace
+from tessera_core.program.store import load_trace, trace_tables
 from tessera_core.trace.build import trace_model
 from tessera_core.trace.factory import build
 from tessera_core.trace.fake import new_fake_mode
@@ -14,6 +14,7 @@ from tessera_core.trace.fused.table import FUSED, SHARD_OPERATORS, fused_operato
 from tessera_core.trace.models import build_model, model_names
 from tessera_core.trace.request import ProgramRequest, parse_program
 from tessera_formats.errors import InputError
+from tessera_formats.trace import program_digest
 
 TINY = [name for name in model_names() if name.endswith("-tiny")]
 FUSED_OPERATORS = {
@@ -45,6 +46,10 @@ def trace_of(name: str, fake: bool, dtype: torch.dtype | None = None) -> Trace:
     return trace_model(build(name, dtype, 0, mode), requests, seed=0, fake_mode=mode, versions={}).trace
 
 
+def digest(trace: Trace) -> str:
+    return program_digest(trace_tables(trace), trace.constants)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", TINY)
 def test_fake_traces_equal_real_ones(name: str, dtype: torch.dtype) -> None:
@@ -54,6 +59,8 @@ def test_fake_traces_equal_real_ones(name: str, dtype: torch.dtype) -> None:
         twin = fake.program(program.name)
         assert [k.signature for k in twin.kernels] == [k.signature for k in program.kernels]
         assert [k.flops for k in twin.kernels] == [k.flops for k in program.kernels]
+    # In bfloat16, some decode steps still differ in the stride of an extent of one.
+    assert dtype != torch.float32 or digest(fake) == digest(real)
     used = {op.target.split(".")[1] for p in real.programs for op in p.ops if fused_operator(op.target)}
     assert used == FUSED_OPERATORS.get(name, set())
     assert real.info["replayable"] is True

@@ -278,6 +278,28 @@ def test_use_before_definition_and_short_storages_are_named(writer: Any, one_lin
     assert "16 bytes" in one_line(caught)
 
 
+@pytest.mark.parametrize(
+    ("target", "arguments"),
+    [
+        ("aten._reshape_alias.default", [[1 << 20], [1]]),
+        ("aten.as_strided.default", [[4], [1]]),
+        ("aten.as_strided_.default", [[4], [1]]),
+        ("aten.resize_as_.default", [{"tensor": 0}]),
+        ("aten.set.source_Tensor", [{"tensor": 0}]),
+    ],
+)
+def test_operators_that_look_beyond_a_storage_are_refused_when_built(
+    writer: Any, one_line: Any, target: str, arguments: list[Any]
+) -> None:
+    """No trace has them as ops, and not all of them look where a storage ends."""
+    x = writer.input("x", (4,))
+    writer.op(target, [ref(x), *arguments], [writer.buffer("output", (1 << 20,))])
+    trace = writer.trace()
+    with pytest.raises(ArtifactError) as caught:
+        KernelRunner(trace, trace.programs[0], 0)
+    assert target in one_line(caught)
+
+
 def test_views_past_the_end_of_a_storage_are_refused(writer: Any, one_line: Any) -> None:
     x = writer.input("x", (4,))
     beyond = writer.view(writer.tensors[x].buffer, (4,), (1,), 2)

@@ -62,12 +62,12 @@ def factory(*, dtype, seed):
 DECLARED = 'triton_cpu(scale_kernel, scale_cpu, reads=("source",), writes=("result",), must=("result",))'
 
 
-def trace_file(path: Path, declaration: str) -> Trace:
+def trace_file(path: Path, declaration: str, source: str = SOURCE) -> Trace:
     from tessera_core.trace.build import trace_model
     from tessera_core.trace.factory import build
     from tessera_core.trace.request import ProgramRequest
 
-    path.write_text(SOURCE.format(declaration=declaration))
+    path.write_text(source.format(declaration=declaration))
     try:
         built = build(f"{path}:factory", None, 5, None)
         requests = (ProgramRequest("step", 2, 0),)
@@ -92,6 +92,40 @@ def replay(trace: Trace, trusted: bool) -> tuple[torch.Tensor, torch.Tensor]:
 def test_a_trusted_kernel_runs_by_its_declaration(tmp_path: Path) -> None:
     found, expected = replay(trace_file(tmp_path / "declared_model.py", DECLARED), trusted=True)
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    "decorator",
+    [
+        '@triton.autotune(configs=[triton.Config({"BLOCK": 16})], key=[])',
+        '@triton.heuristics({"BLOCK": lambda _: 16})',
+    ],
+    ids=["autotune", "heuristics"],
+)
+def test_a_decorated_kernel_runs_by_its_declaration(tmp_path: Path, decorator: str) -> None:
+    """Its module has the decorator's object under the kernel's name, for which the declaration counts, too."""
+    path = tmp_path / f"decorated_{decorator[8:12]}.py"
+    source = SOURCE.replace("@triton.jit", f"{_doubled(decorator)}\n@triton.jit").replace(", BLOCK=16)", ")")
+    found, expected = replay(trace_file(path, DECLARED, source), trusted=True)
+    assert torch.equal(found, expected)
+
+
+def test_only_a_modules_own_kernels_run(tmp_path: Path, one_line: Any) -> None:
+    """A forged trace does not reach through a module of ours for what that has imported."""
+    path = tmp_path / "reached_model.py"
+    trace = trace_file(path, DECLARED)
+    program = trace.programs[0]
+    for target in ("triton.tessera_core.trace.models.demo_kernels:tl.zeros", "triton.reached_model:tl.zeros"):
+        ops = tuple(
+            replace(op, target=target) if op.target.startswith("triton.") else op for op in program.ops
+        )
+        with pytest.raises(ArtifactError) as caught:
+            replay(replace(trace, programs=(replace(program, ops=ops),)), trusted=True)
+        assert "has no Triton kernel 'tl.zeros'" in one_line(caught)
+
+
+def _doubled(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 @pytest.mark.slow

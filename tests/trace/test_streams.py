@@ -90,8 +90,28 @@ def _by_with(net: Any, inputs: Tensors, state: Tensors) -> Tensors:
     return {"y": y * z}
 
 
+def _by_library_code(net: Any, inputs: Tensors, state: Tensors) -> Tensors:
+    """With what libraries put around their streams."""
+    x = net.embed(inputs["tokens"])
+    least, greatest = torch.cuda.Stream.priority_range()
+    with torch.cuda.device(torch.cuda.current_device()), torch.cuda.device_of(x):
+        side, done = torch.cuda.Stream(device=x.device, priority=min(least, greatest)), torch.cuda.Event()
+    assert isinstance(side, torch.cuda.Stream) and isinstance(done, torch.cuda.Event)
+    assert not isinstance(side, torch.Event) and not isinstance(done, torch.Stream)
+    assert side.device_index == 0 and side.priority == 0
+    side.wait_stream(torch.cuda.current_stream(x.device))
+    with torch.cuda.nvtx.range("side"), torch.cuda.stream(side):
+        y = x * 2
+        done.record(side)
+    torch.cuda.nvtx.range_push("main")
+    z = x + 1
+    torch.cuda.nvtx.range_pop()
+    done.wait()
+    return {"y": y * z}
+
+
 @pytest.mark.parametrize("fake", [False, True])
-@pytest.mark.parametrize("step", [_by_wait_stream, _by_events, _by_torch_streams, _by_with])
+@pytest.mark.parametrize("step", [_by_library_code, _by_wait_stream, _by_events, _by_torch_streams, _by_with])
 def test_every_way_to_state_an_order_gives_the_same_program(
     traced_program: Callable[..., Any], step: Any, fake: bool
 ) -> None:

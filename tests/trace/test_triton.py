@@ -122,6 +122,63 @@ def test_an_autotuned_kernel_uses_its_first_configuration(
     assert op.arguments["options"]["num_warps"] == 2
 
 
+def test_a_configurations_hook_runs_before_its_launch(
+    tracer: Callable[..., Any], kernels: ModuleType
+) -> None:
+    """As on a GPU, where kernels that add into their output rest on it."""
+    seen: list[torch.Tensor] = []
+
+    def step(net: Any, inputs: Tensors, state: Tensors) -> Tensors:
+        x = net.embed(inputs["tokens"])
+        out = torch.ones_like(x)
+        kernels.added[(1,)](x, out, 32)
+        seen[:] = [x, out]
+        return {"y": out}
+
+    program = tracer(step).trace.programs[0]
+    assert [op.target for op in program.ops][-2:] == ["aten.zero_.default", "triton.toy_kernels:added"]
+    assert torch.equal(seen[0], seen[1])
+
+
+def test_an_autotuned_kernel_is_compiled(tracer: Callable[..., Any], kernels: ModuleType) -> None:
+    """By its function: another process finds the tuner under its name."""
+
+    def step(net: Any, inputs: Tensors, state: Tensors) -> Tensors:
+        x = net.embed(inputs["tokens"])
+        out = torch.empty_like(x)
+        kernels.tuned[lambda meta: (32 // meta["BLOCK"],)](x, out, 32)
+        return {"y": out}
+
+    tables = target_tables(tracer(step), ("sm_90",), lambda message: None)
+    assert tables["targets/sm_90/launches"].num_rows == 1
+
+
+def test_a_warmup_is_refused(tracer: Callable[..., Any], kernels: ModuleType) -> None:
+    """It launches nothing, so an op for it would be one too many."""
+
+    def step(net: Any, inputs: Tensors, state: Tensors) -> Tensors:
+        x = net.embed(inputs["tokens"])
+        kernels.scale.warmup(x, torch.empty_like(x), 32, 2.0, BLOCK=64, grid=(1,))
+        return {"y": x}
+
+    with pytest.raises(
+        UntracedLaunchError, match=r"scale.warmup at .*test_triton.py:\d+: compiles for a GPU"
+    ):
+        tracer(step)
+
+
+def test_launches_on_an_ops_own_stream_have_no_rows(tracer: Callable[..., Any], kernels: ModuleType) -> None:
+    """Rows of an op's launches are in order, and two streams need not be."""
+
+    def step(net: Any, inputs: Tensors, state: Tensors) -> Tensors:
+        return {"y": kernels.forked(net.embed(inputs["tokens"]))}
+
+    traced = tracer(step)
+    assert traced.launches == ((),)
+    (note,) = traced.trace.info["notes"]
+    assert "scale on a stream of its own; its declaration" in note
+
+
 def test_a_custom_op_is_recorded_whole_and_its_inner_launch_noted(
     tracer: Callable[..., Any], kernels: ModuleType
 ) -> None:

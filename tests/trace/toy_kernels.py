@@ -1,5 +1,7 @@
 """Triton kernels for the tests of launch interception; imported by path, as a user's module is."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -62,6 +64,35 @@ def _tuned(x: torch.Tensor, out: torch.Tensor, count: int, BLOCK: int) -> None:
 
 
 triton_cpu(tuned.fn, _tuned, reads=("x",), writes=("out",), must=("out",))
+
+
+def _clear(arguments: dict[str, Any]) -> None:
+    arguments["out"].zero_()
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 32}, pre_hook=_clear)], key=[])  # type: ignore[untyped-decorator]
+@triton.jit  # type: ignore[untyped-decorator]
+def added(x, out, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(out + place, tl.load(x + place, mask=place < count), mask=place < count)
+
+
+def _added(x: torch.Tensor, out: torch.Tensor, count: int, BLOCK: int) -> None:
+    out.view(-1)[:count] += x.reshape(-1)[:count]
+
+
+triton_cpu(added.fn, _added, reads=("x", "out"), writes=("out",))
+
+
+@torch.library.custom_op("tessera_tests::forked", mutates_args=())
+def forked(x: torch.Tensor) -> torch.Tensor:
+    """A launch on a stream that the op makes for itself."""
+    main, side, out = torch.cuda.current_stream(), torch.cuda.Stream(), torch.empty_like(x)
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        scale[(1,)](x, out, x.numel(), 2.0, BLOCK=64)
+    main.wait_stream(side)
+    return out
 
 
 @torch.library.custom_op("tessera_tests::doubled", mutates_args=())

@@ -18,7 +18,9 @@ from tessera_core.plan.stage import PartitionStage
 from tessera_core.profile.collective import Collective, collective_time, collectives
 from tessera_core.profile.stage import ProfileStage
 from tessera_core.profile.times import load_profiles
+from tessera_core.program.store import load_trace, trace_tables
 from tessera_formats.errors import InputError
+from tessera_formats.trace import write_trace
 from tests.trace.parallel.conftest import Shared
 
 CLUSTER = """
@@ -117,3 +119,14 @@ def test_a_lone_shard_is_simulated_and_not_run(planned: Path, shared_models: Map
     assert not (planned / "x.run").exists()
     RunStage(backend="simulate").run(*inputs)
     assert (planned / "x.run").is_dir()
+
+
+def test_a_shard_whose_manifest_says_nothing_is_not_run_either(
+    planned: Path, shared_models: Mapping[str, Shared]
+) -> None:
+    """The digest covers what it does, not what its manifest says."""
+    trace = load_trace(shared_models["llama-tiny"].paths[0])
+    info = {name: value for name, value in trace.info.items() if name not in ("tensor_parallel", "rank")}
+    write_trace(planned / "y.trace", info, trace_tables(trace), trace.constants)
+    with pytest.raises(InputError, match=r"is one rank's shard.*--backend simulate"):
+        RunStage().run(planned / "x.plan.toml", planned / "y.trace", planned / "x.deps", planned / "y.run")

@@ -13,7 +13,7 @@ import torch
 
 from tessera_core.program.ir import Trace
 from tessera_core.program.memory import view_of
-from tessera_core.program.store import load_trace
+from tessera_core.program.store import load_trace, trace_tables
 from tessera_core.program.weights import materialise_weights
 from tessera_core.trace.build import trace_model
 from tessera_core.trace.fake import new_fake_mode
@@ -23,6 +23,7 @@ from tessera_core.trace.parallel.shares import Shard
 from tessera_core.trace.request import ProgramRequest
 from tessera_core.trace.stage import TraceStage
 from tessera_formats.errors import InputError, ModelError, TesseraError
+from tessera_formats.trace import program_digest
 from tests.trace.parallel.conftest import CASES, REQUESTS, SEED, Shared
 from tests.trace.parallel.test_replay import part
 
@@ -148,6 +149,8 @@ def test_fake_shards_equal_real_ones(name: str, shared_models: Mapping[str, Shar
         mode = new_fake_mode()
         model = build_shard(name, None, SEED, Shard((1, 1), rank), mode)
         found = trace_model(model, REQUESTS, seed=SEED, fake_mode=mode, versions={}).trace
+        digests = {program_digest(trace_tables(trace), trace.constants) for trace in (real, found)}
+        assert len(digests) == 1
         for program, twin in zip(real.programs, found.programs, strict=True):
             for field in ("signature", "group", "flops", "read_bytes"):
                 assert [getattr(k, field) for k in twin.kernels] == [
