@@ -281,14 +281,24 @@ def extreme(shape: Shape, parts: tuple[str, ...], sources: tuple[Value, ...]) ->
     if not width:
         return mixed(sources)
     chosen = min if parts[0] == "min" else max
-    result = operand(shape, sources[0], parts[-1])
-    for other in sources[1:]:
-        result = _extremes(shape, result, operand(shape, other, parts[-1]), chosen)
+    result, *others = (_limited(operand(shape, source, parts[-1]), parts[-1]) for source in sources)
+    for other in others:
+        result = _extremes(shape, result, other, chosen)
     if "relu" in parts:
         result = _extremes(shape, result, constant(0), max)
     if isinstance(result, Unknown):
         return clip(result, width)
     return refit(shape, result, width)
+
+
+def _limited(value: Value, type_name: str) -> Value:
+    """An unknown signed number with the bounds of its type where it has none of its own: a clamp keeps one of them."""
+    if not isinstance(value, Unknown) or value.bases != NUMBER or type_name[0] == "u":
+        return value
+    half = 1 << (width_of(type_name) - 1)
+    if value.low is None or value.high is None or value.low < -half or value.high >= half:
+        return Unknown(NUMBER, -half, half - 1)
+    return value
 
 
 def _extremes(shape: Shape, x: Value, y: Value, chosen: Callable[..., int]) -> Value:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from tessera_core.ptx.arithmetic import carry
 from tessera_core.ptx.fields import fields_of, join_fields, select_bits
 from tessera_core.ptx.flatten import HEAP_POINTER
-from tessera_core.ptx.flow import BARRIERS, CARRY, Step
+from tessera_core.ptx.flow import BARRIERS, CARRY, Step, visible
+from tessera_core.ptx.guards import guards_of
 from tessera_core.ptx.kernel import HEAP, Kernel
 from tessera_core.ptx.memory import Memory
 from tessera_core.ptx.parameters import LaunchShape
 from tessera_core.ptx.predicates import choose, invert, same_mask
+from tessera_core.ptx.refine import Refiner
 from tessera_core.ptx.semantics import evaluate
 from tessera_core.ptx.syntax import Address, Immediate, Name, Negated, Operand, Pair, Vector
 from tessera_core.ptx.values import (
@@ -54,6 +56,8 @@ class Threads:
         self.shape = Shape(1 if blocks is None else len(blocks), threads, blocks is not None)
         self.special = _special_registers(launch, blocks)
         self.registers: dict[str, Value] = {}
+        # registers as the threads that execute the present step see them
+        self.narrowed: Mapping[str, Value] = {}
         self.version = 0
         self.handled = 0
         self.widen = False
@@ -75,10 +79,15 @@ class Threads:
         elif step.parts[0] in BARRIERS:
             if not together:
                 self.memory.shared.lose()
+            result = EITHER if step.parts[-1] == "pred" else unknown(32)
+            self._set([(name, result) for name in step.writes], can, must)
         elif step.effects.touches:
             self.handled += can.size
+            self.narrowed = self._narrowed(step)
             self.memory.access(step, can, must, together)
-            self._set(self.memory.loaded(step, can, together), can, must)
+            loaded = tuple(self.memory.loaded(step, can, together))
+            self.narrowed = {}
+            self._set(loaded, can, must)
         elif step.writes:
             self._compute(step, can, must)
 
@@ -157,6 +166,25 @@ class Threads:
             self.handled += new.true.size + new.false.size
         return new
 
+    def _narrowed(self, step: Step) -> dict[str, Value]:
+        """Registers with addresses that depend on data, narrowed by the conditions under which the step runs."""
+        found: dict[str, Value] = {}
+        for touch in step.effects.touches:
+            operand = step.operands[touch.operand] if touch.operand < len(step.operands) else None
+            if not isinstance(operand, Address) or not isinstance(operand.base, Name):
+                continue
+            name = operand.base.text
+            if visible(touch.space) and isinstance(self.registers.get(name), Unknown):
+                guards = guards_of(self.kernel)
+                found[name] = Refiner(guards, self.shape, self._seen, guards.index(step)).narrowed(name)
+        return found
+
+    def _seen(self, operand: Operand, width: int, narrowed: Mapping[str, Value]) -> Value:
+        self.narrowed = narrowed
+        value = self._value(operand, width)
+        self.narrowed = {}
+        return value
+
     # --- operands -----------------------------------------------------------------------------------------------
 
     def _value(self, operand: Operand, width: int) -> Value:
@@ -177,7 +205,7 @@ class Threads:
         return unknown(width)
 
     def _named(self, text: str) -> Value:
-        value = self.registers.get(text)
+        value = self.narrowed.get(text) or self.registers.get(text)
         if value is not None:
             return value
         value = self.special.get(text)

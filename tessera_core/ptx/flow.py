@@ -147,7 +147,8 @@ def _step(item: Flat, positions: Mapping[str, int], tables: Mapping[str, tuple[s
         # a branch to nowhere that we know of: anything may follow
         effects = Effects(reaches_all="a branch whose target is not known")
     writes: tuple[str, ...] = ()
-    if operands and parts[0] not in _NO_DESTINATION and not isinstance(operands[0], Address):
+    has_destination = parts[0] not in _NO_DESTINATION or (parts[0] in BARRIERS and "red" in parts)
+    if operands and has_destination and not isinstance(operands[0], Address):
         writes = tuple(dict.fromkeys(registers(operands[0])))
         if parts[0] in ("addc", "subc", "madc"):
             operands = (*operands, Name(CARRY))

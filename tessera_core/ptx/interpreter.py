@@ -160,10 +160,12 @@ class Interpreter:
             self.joins.append((self.kernel.join(position), lost))
         if step.guard is not None:
             self._wait(position + 1, *left)
-        for target in step.targets:
-            place = self.kernel.position(target)
-            certain = taken[1] if len(step.targets) == 1 else NEVER
-            if place > position or self._again(position, taken[0], certain):
+        certain = taken[1] if len(step.targets) == 1 else NEVER
+        places = [self.kernel.position(target) for target in step.targets]
+        # decided once for all ways back of one branch: following the first would make the second look seen
+        back = any(place <= position for place in places) and self._again(position, taken[0], certain)
+        for place in places:
+            if place > position or back:
                 self._wait(place, taken[0], certain)
 
     def _again(self, position: int, can: Bool, must: Bool) -> bool:
@@ -175,7 +177,7 @@ class Interpreter:
         self.rounds[position] = self.rounds.get(position, 0) + 1
         if self.rounds[position] > ROUNDS_BEFORE_WIDENING:
             self.threads.widen = self.threads.memory.shared.widen = True
-        now = self.threads.version + self.threads.memory.shared.version
+        now = self.threads.version + self.threads.memory.version
         version, threads = self.seen.get(position, (-1, NEVER))
         if version == now and not both(self.shape, can, invert(threads)).any():
             return False

@@ -34,7 +34,10 @@ Merge = Callable[[Value | None, Value, Bool, Bool], Value]
 
 
 class LocalMemory:
-    """``merge`` gives what a place holds after a store by the threads that can, and those that must, execute it."""
+    """``merge`` gives what a place holds after a store by the threads that can, and those that must, execute it.
+
+    ``version`` counts the changes that ``merge`` doesn't see.
+    """
 
     def __init__(self, shape: Shape, merge: Merge) -> None:
         self.shape = shape
@@ -43,6 +46,7 @@ class LocalMemory:
         # stores that may have gone to any byte of an interval (None: anywhere)
         self.blurred: dict[tuple[int, int] | None, tuple[int, Value]] = {}
         self.lost = False
+        self.version = 0
 
     def store(self, address: Value, value: Value, size: int, can: Bool, must: Bool) -> None:
         """``size`` bytes of ``value`` at ``address``."""
@@ -55,6 +59,7 @@ class LocalMemory:
             before = self.blurred.get(place)
             same = before is not None and before[0] == size
             held = self.merge(before[1] if same and before else value, value, can, np.zeros_like(must))
+            self.version += before is None or not same
             self.blurred[place] = (size, held if same or before is None else _bases_only(before[1], value))
             return
         for offset, here in offsets:
@@ -89,6 +94,7 @@ class LocalMemory:
 
     def lose(self) -> None:
         """Forget everything: someone who may know its address may have written to it."""
+        self.version += not self.lost
         self.lost = True
 
     def _offsets(self, address: Value, can: Bool) -> list[tuple[int, Bool | None]] | None:

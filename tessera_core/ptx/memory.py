@@ -87,6 +87,11 @@ class Memory:
         self.cancels_blocks = any(step.effects.cancels_blocks for step in kernel.flow.steps)
         self.content: Mapping[int, bytes] = {}  # of buffers that the launch only reads, see `resolve.py`
 
+    @property
+    def version(self) -> int:
+        """Grows with every change of contents that no register shows."""
+        return self.shared.version + self.local.version
+
     def record_in(self, footprint: Footprint) -> None:
         """Leave the footprint there; to be called before the first step."""
         self.footprint = self.tensors.footprint = footprint

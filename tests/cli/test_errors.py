@@ -65,7 +65,7 @@ def inputs(tmp_path: Path, made: Path) -> Path:
 def test_what_a_trace_would_not_take_up_is_refused(tessera, inputs: Path, extra: list[str]) -> None:
     before = (inputs / "x.trace" / "manifest.toml").read_bytes()
     done = tessera("trace", "x.trace", "--add-target", "x.trace", *extra)
-    assert done.returncode == 2 and "programs stay as they are" in " ".join(
+    assert done.returncode == 2 and "which stays as it is: drop" in " ".join(
         done.stderr.replace("│", " ").split()
     )
     assert (inputs / "x.trace" / "manifest.toml").read_bytes() == before

@@ -39,9 +39,11 @@ class Observation:
     written: dict[int, npt.NDArray[np.bool_]] = field(default_factory=dict)
 
 
-def observe(module: Module, launch: LaunchShape, memory: Mapping[int, bytes]) -> Observation:
-    """Run all threads of ``launch`` on buffers with the given contents."""
-    seen = Observation(
+def observe(
+    module: Module, launch: LaunchShape, memory: Mapping[int, bytes], seen: Observation | None = None
+) -> Observation:
+    """Run all threads of ``launch`` on buffers with the given contents, marking in ``seen`` where it is given."""
+    seen = seen or Observation(
         {buffer: np.zeros(len(content), dtype=np.bool_) for buffer, content in memory.items()},
         {buffer: np.zeros(len(content), dtype=np.bool_) for buffer, content in memory.items()},
     )

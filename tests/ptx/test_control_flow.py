@@ -114,6 +114,26 @@ def test_a_loop_with_known_trips_is_exact() -> None:
     assert (write.must, write.boxes) == (True, (Box(0, ((3, 1024),), 128),))
 
 
+def test_every_way_back_of_a_jump_table_is_followed() -> None:
+    code = """
+        T: .branchtargets $A, $B, $E;
+        bra $S;
+        $A: st.global.u32 [%rd5+128], %r1; bra $S;
+        $B: st.global.u32 [%rd5+256], %r1; bra $S;
+        $S: ld.global.u32 %r2, [%rd4]; brx.idx %r2, T;
+        $E: ret;"""
+    writes = only(analyse(kernel(code)), 1, "write")
+    assert max(box.high for write in writes for box in write.boxes or ()) == 384
+
+
+def test_what_a_reducing_barrier_finds_is_not_known() -> None:
+    code = """
+        mov.u32 %r2, 0; setp.eq.u32 %p1, %r2, 0; bar.red.popc.u32 %r2, 0, %p1;
+        mul.wide.u32 %rd6, %r2, 4; add.s64 %rd6, %rd6, %rd5; st.global.u32 [%rd6], %r1; ret;"""
+    (write,) = only(analyse(kernel(code)), 1, "write")
+    assert not write.must and write.precision == "bounded"
+
+
 def test_one_of_two_pointers_means_both_buffers() -> None:
     parsed = kernel(f"{LOAD} selp.b64 %rd6, %rd4, %rd5, %p1; st.global.u32 [%rd6], %r2; ret;")
     result = analyse(parsed)
