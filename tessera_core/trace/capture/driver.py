@@ -178,13 +178,18 @@ def _kernel(node: Any) -> RawLaunch:
 
 
 def parameter_layout(function: Any) -> tuple[tuple[int, int], ...]:
-    """(offset, bytes) of each parameter of a ``CUfunction``, asked one by one until there is none."""
+    """(offset, bytes) of each parameter of a ``CUfunction``, the first at 0 as PTX lays them out.
+
+    The driver counts from where its own bank of constants begins, so that a first parameter that wants 64 bytes of
+    alignment (a tensor map) has offset 48 there (seen on an H200, CUDA 13.0).
+    """
     cuda = driver()
     found: list[tuple[int, int]] = []
-    while True:
+    while True:  # asked one by one until there is none
         status, offset, size = cuda.cuFuncGetParamInfo(function, len(found))
         if int(status):
-            return tuple(found)
+            first = found[0][0] if found else 0
+            return tuple((offset - first, size) for offset, size in found)
         found.append((int(offset), int(size)))
 
 
