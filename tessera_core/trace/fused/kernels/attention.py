@@ -24,6 +24,18 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def fold_scores(scores, highest, total):
+    """One step of a running softmax over columns, in powers of two.
+
+    Returns the weights of ``scores``, what the sums so far fade by, and the new highest score and sum of weights.
+    """
+    top = tl.maximum(highest, tl.max(scores, axis=1))
+    weights = tl.exp2(scores - top[:, None])
+    fade = tl.exp2(highest - top)
+    return weights, fade, top, total * fade + tl.sum(weights, axis=1)
+
+
+@triton.jit
 def sink_prompt_kernel(
     query,
     key,
@@ -81,13 +93,9 @@ def sink_prompt_kernel(
         scores = tl.dot(queries, tl.trans(block), input_precision="ieee") * (scale * LOG2E)
         seen = (columns[None, :] <= own[:, None]) & (columns[None, :] > own[:, None] - window)
         scores = tl.where(seen & (columns < rows)[None, :], scores, float("-inf"))
-        top = tl.maximum(highest, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - top[:, None])
-        fade = tl.exp2(highest - top)
-        total = total * fade + tl.sum(weights, axis=1)
+        weights, fade, highest, total = fold_scores(scores, highest, total)
         block = tl.load(values + far * value_row + lanes[None, :] * value_lane, mask=there, other=0.0)
         mixed = mixed * fade[:, None] + tl.dot(weights.to(block.dtype), block, input_precision="ieee")
-        highest = top
     target = result + ((batch * tokens + own.to(tl.int64)) * heads + head)[:, None] * width + lanes[None, :]
     tl.store(target, mixed / total[:, None], mask=inside)
 
@@ -155,13 +163,9 @@ def sink_part_kernel(
         block = tl.load(keys + far * key_row + lanes[None, :] * key_lane, mask=there, other=0.0)
         scores = tl.dot(queries, tl.trans(block), input_precision="ieee") * (scale * LOG2E)
         scores = tl.where((columns < high)[None, :], scores, float("-inf"))
-        top = tl.maximum(highest, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - top[:, None])
-        fade = tl.exp2(highest - top)
-        total = total * fade + tl.sum(weights, axis=1)
+        weights, fade, highest, total = fold_scores(scores, highest, total)
         block = tl.load(values + far * value_row + lanes[None, :] * value_lane, mask=there, other=0.0)
         mixed = mixed * fade[:, None] + tl.dot(weights.to(block.dtype), block, input_precision="ieee")
-        highest = top
     place = (batch * heads + head) * tl.num_programs(0) + part
     tl.store(parts + place[:, None] * width + lanes[None, :], mixed, mask=inside)
     tl.store(sums + place * 2, highest, mask=inner < shared)
@@ -227,12 +231,8 @@ def latent_part_kernel(
         scores = tl.dot(queries, tl.trans(block), input_precision="ieee")
         scores += tl.dot(turned, tl.trans(rotated), input_precision="ieee")
         scores = tl.where(there[None, :], scores * (scale * LOG2E), float("-inf"))
-        top = tl.maximum(highest, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - top[:, None])
-        fade = tl.exp2(highest - top)
-        total = total * fade + tl.sum(weights, axis=1)
+        weights, fade, highest, total = fold_scores(scores, highest, total)
         mixed = mixed * fade[:, None] + tl.dot(weights.to(block.dtype), block, input_precision="ieee")
-        highest = top
     place = (batch * heads + head) * tl.num_programs(0) + part
     tl.store(parts + place[:, None] * latent + lanes[None, :], mixed, mask=inside)
     tl.store(sums + place * 2, highest, mask=head < heads)
