@@ -19,6 +19,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import Bar, report
+from benchmarks.cuda_time import graph_of, replays_us
 from tessera_core.profile.catalogue import device_type
 from tessera_core.trace.capture.stage import machine_facts
 from tessera_core.trace.fused import operators
@@ -109,20 +110,7 @@ def timed(calls: Sequence[Call]) -> float:
         for number in range(CALLS):
             calls[number % len(calls)]()
 
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    found = []
-    for _ in range(ROUNDS):
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        found.append(begin.elapsed_time(end) * 1e3 / CALLS)
-    return float(statistics.median(found))
+    return statistics.median(replays_us(graph_of(run), ROUNDS)) / CALLS
 
 
 def draw(*shape: int) -> torch.Tensor:

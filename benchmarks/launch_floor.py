@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 import torch
 
 from benchmarks import Bar, report
+from benchmarks.cuda_time import graph_of, replays_us
 from tessera_core.profile.catalogue import device_type
 from tessera_core.trace.capture.stage import machine_facts
 
@@ -26,28 +27,14 @@ NEAR = 0.25
 """Relative difference within which two runs of one machine are taken to agree."""
 
 
-def graph_of(step: Callable[[], object]) -> torch.cuda.CUDAGraph:
+def repeated(step: Callable[[], object]) -> torch.cuda.CUDAGraph:
     """``LAUNCHES`` calls of ``step`` in one graph, in order on one stream."""
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def run() -> None:
         for _ in range(LAUNCHES):
             step()
-    return graph
 
-
-def kernel_us(graph: torch.cuda.CUDAGraph) -> list[float]:
-    """Microseconds a launch, per replay, by the device's clock."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    found = []
-    for _ in range(ROUNDS):
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        found.append(begin.elapsed_time(end) * 1e3 / LAUNCHES)
-    return found
+    return graph_of(run)
 
 
 def launch_us(graph: torch.cuda.CUDAGraph) -> list[float]:
@@ -73,14 +60,15 @@ def main() -> int:
     right = torch.rand(64, 16, device="cuda", dtype=torch.bfloat16)
     product = torch.empty(16, 16, device="cuda", dtype=torch.bfloat16)
     graphs = {
-        "pointwise": graph_of(lambda: small.add_(1.0)),
-        "product": graph_of(lambda: torch.mm(left, right, out=product)),
+        "pointwise": repeated(lambda: small.add_(1.0)),
+        "product": repeated(lambda: torch.mm(left, right, out=product)),
     }
-    one = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(one):
-        small.add_(1.0)
+    one = graph_of(lambda: small.add_(1.0))
     one.replay()
-    figures = {f"{name}_us": statistics.median(kernel_us(graph)) for name, graph in graphs.items()}
+    figures = {
+        f"{name}_us": statistics.median(replays_us(graph, ROUNDS)) / LAUNCHES
+        for name, graph in graphs.items()
+    }
     figures["graph_launch_us"] = statistics.median(launch_us(one))
     known = device_type("h200-sxm")
     stated = {
