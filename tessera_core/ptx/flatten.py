@@ -289,9 +289,7 @@ class Flattener:
             if is_result and isinstance(given, Name):
                 returned.append((formal, given))
             elif not is_result:
-                target: Operand = Address(own, 0) if formal.space == "param" else own
-                opcode = f"{'st.param' if formal.space == 'param' else 'mov'}.{formal.type}"
-                self._emit(opcode, (target, given), function.at, {})
+                self._copy(formal, own, given, function.at)
         body = function.body
         assert body is not None
         end = f"{after}{site}" if returned else after
@@ -299,10 +297,7 @@ class Flattener:
         if returned:
             self.positions[end] = len(self.flat)
             for formal, given in returned:
-                own = inner[formal.name]
-                source: Operand = Address(own, 0) if formal.space == "param" else own
-                opcode = f"{'ld.param' if formal.space == 'param' else 'mov'}.{formal.type}"
-                self._emit(opcode, (given, source), function.at, {})
+                self._copy(formal, given, inner[formal.name], function.at)
         self._emit("bra", (Name(after),), function.at, {})
 
     def _repeat(
@@ -358,16 +353,20 @@ class Flattener:
     def _copy(self, formal: Declaration, target: Operand, source: Operand, at: int) -> None:
         """Move one value of the type of ``formal`` between registers and parameters of calls."""
         parameters = self._parameters()
+        stores = isinstance(target, Name) and target.text in parameters
         if isinstance(source, Name) and source.text in parameters:
-            self.copied += 1
-            register = Name(f"%copied.{self.copied}")
-            self.declared.append(replace(formal, space="reg", name=register.text, count=None))
+            register = target
+            if stores:
+                self.copied += 1
+                register = Name(f"%copied.{self.copied}")
+                self.declared.append(replace(formal, space="reg", name=register.text, count=None))
             self._emit(f"ld.param.{formal.type}", (register, Address(source, 0)), at, {})
             source = register
-        if isinstance(target, Name) and target.text in parameters:
-            self._emit(f"st.param.{formal.type}", (Address(target, 0), source), at, {})
-        else:
+        elif not stores:
             self._emit(f"mov.{formal.type}", (target, source), at, {})
+        if stores:
+            assert isinstance(target, Name)
+            self._emit(f"st.param.{formal.type}", (Address(target, 0), source), at, {})
 
     def _parameters(self) -> set[str]:
         return {item.name for item in self.declared if item.space == "param"}

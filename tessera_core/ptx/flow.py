@@ -5,7 +5,7 @@ interpreter runs. Steps that bear neither on an address nor on whether an access
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -271,16 +271,26 @@ def _relevant(steps: tuple[Step, ...], may_follow_shared: bool, has_private: boo
     return chosen, "shared" in followed
 
 
+def leaves_block(step: Step) -> bool:
+    """Whether a step is a branch or an end, so that it is the last of its basic block."""
+    return bool(step.targets) or step.ends or step.parts[0] in ("bra", "brx")
+
+
+def block_starts(steps: Sequence[Step]) -> list[int]:
+    """Where the basic blocks of a function begin, ascending; the first at 0, whether it has steps or not."""
+    leaders = {0}
+    for index, step in enumerate(steps):
+        if leaves_block(step):
+            leaders.add(index + 1)
+            leaders.update(step.targets)
+    return sorted(leader for leader in leaders if leader < len(steps) or leader == 0)
+
+
 def _joins(steps: tuple[Step, ...]) -> tuple[dict[int, int], frozenset[int]]:
     """Immediate post-dominator of every branching step, over basic blocks (sets as bit masks), and the steps that
     begin a block from which the end is out of reach."""
     end = len(steps)
-    leaders = {0, end}
-    for index, step in enumerate(steps):
-        if step.targets or step.ends or step.parts[0] in ("bra", "brx"):
-            leaders.add(index + 1)
-            leaders.update(step.targets)
-    starts = sorted(leader for leader in leaders if leader <= end)
+    starts = sorted({*block_starts(steps), end})
     number = {start: i for i, start in enumerate(starts)}
     last = len(starts) - 1
     successors: list[set[int]] = []

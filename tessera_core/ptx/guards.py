@@ -13,7 +13,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tessera_core.ptx.flow import Flow
+from tessera_core.ptx.flow import Flow, block_starts, leaves_block
 from tessera_core.ptx.kernel import Kernel
 from tessera_core.ptx.syntax import Name, Negated, Operand, Pair
 from tessera_core.ptx.values import width_of
@@ -46,7 +46,7 @@ class Guards:
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self._indices = {id(step): index for index, step in enumerate(flow.steps)}
-        self._starts = self._leaders()
+        self._starts = block_starts(flow.steps)
         # For every basic block an item per edge into it from where threads can be: the block that it comes from, and
         # what holds on it.
         self._sources: list[list[int]] = [[] for _ in self._starts]
@@ -144,14 +144,6 @@ class Guards:
 
     # --- control flow -------------------------------------------------------------------------------------------
 
-    def _leaders(self) -> list[int]:
-        leaders = {0}
-        for index, step in enumerate(self.flow.steps):
-            if step.targets or step.ends or step.parts[0] in ("bra", "brx"):
-                leaders.add(index + 1)
-                leaders.update(step.targets)
-        return sorted(leader for leader in leaders if leader < len(self.flow.steps) or leader == 0)
-
     def _block(self, step: int) -> int:
         return bisect_right(self._starts, step) - 1
 
@@ -168,9 +160,12 @@ class Guards:
             for target in step.targets:
                 taken = None if guard is None else Condition(guard.register, not guard.negated, end - 1)
                 after.append((target, taken))
-            leaves = bool(step.targets) or step.ends or step.parts[0] in ("bra", "brx")
             if guard is not None or not (step.targets or step.ends):
-                left = Condition(guard.register, guard.negated, end - 1) if guard and leaves else None
+                left = (
+                    Condition(guard.register, guard.negated, end - 1)
+                    if guard and leaves_block(step)
+                    else None
+                )
                 after.append((end, left))
             for target, condition in after:
                 if target >= len(steps):

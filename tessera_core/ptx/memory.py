@@ -160,7 +160,6 @@ class Memory:
                     value = self._parameter(place, index * size, size)
                     yield element.text, self._held_as(value, step.parts[-1], element.text)
             return
-        bases: frozenset[int] | None = NUMBER
         if touch.space == "shared" and step.parts[0] == "ld" and self.kernel.flow.follows_shared:
             yield from self._load_shared(step, can, together)
             return
@@ -169,9 +168,8 @@ class Memory:
             return
         spaces = {touch.space for touch in step.effects.touches}
         outside = all(base >= 0 for base in bases_of(place))  # in buffers, whatever its spelling
-        if spaces & {"shared", "local"} or ("generic" in spaces and not outside):
-            bases = None
-        yield from self._held(step, self.carried if bases is None else bases)
+        may_hold_pointers = spaces & {"shared", "local"} or ("generic" in spaces and not outside)
+        yield from self._held(step, self.carried if may_hold_pointers else NUMBER)
 
     def give_up(self, step: Step) -> None:
         """Record that whatever may follow ``step`` was not looked at."""
