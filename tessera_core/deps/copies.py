@@ -19,7 +19,7 @@ from tessera_core.program.ir import Mode
 def copy_touches(launch: Launch, buffer_bytes: Mapping[int, int] | Sequence[int]) -> tuple[Touch, ...]:
     """Touches of a launch whose kind is memcpy or memset.
 
-    A word that is no pointer into a buffer, or bytes past a buffer's end, leave the whole buffers touched.
+    A side whose word is no pointer into a buffer touches none; bytes past a buffer's end leave all of it touched.
     """
     words = struct.unpack_from(f"<{len(launch.parameters) // 8}Q", launch.parameters)
     if launch.kind == "memset":

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_safetensors
 
 from tessera_core.deps.accesses import fold_ops, without_internal
-from tessera_core.deps.graph import LOOSEST_FIRST, WEAKEST_FIRST, Access, Edge, Precision, union_of_chains
+from tessera_core.deps.graph import LOOSEST_FIRST, WEAKEST_FIRST, Access, Edge, Precision
 from tessera_core.deps.hazards import Hazards, find_hazards, precision_counts, with_ties
 from tessera_core.deps.ptx_evidence import LaunchBlocks, TargetEvidence, target_evidence
 from tessera_core.deps.races import check_races
@@ -158,13 +158,11 @@ def analyse_target(
     sizes = [buffer.bytes for buffer in trace.buffers]
     homed = frozenset(buffer.id for buffer in trace.buffers if buffer.kind == "state")
     for program in trace.programs:
-        used = _used(trace, program, by_ops[program.id], evidence)
+        used = used_accesses(trace, program, by_ops[program.id], evidence)
         target = OPS_TARGET if evidence is None else evidence.target
         own.extend(access for access in used if access.target == target)
-        found = with_ties(find_hazards(used, sizes, homed), program.ties())
-        if evidence is not None and program.id in evidence.chains:
-            together = union_of_chains([*found.chains, *evidence.chains[program.id]])
-            found = replace(found, chains=together)
+        by_scratch = () if evidence is None else evidence.chains.get(program.id, ())
+        found = with_ties(find_hazards(used, sizes, homed), [*program.ties(), *by_scratch])
         hazards[program.id] = found
         kernels: dict[tuple[Evidence, Precision], set[int]] = defaultdict(set)
         for access in used:
@@ -219,9 +217,10 @@ def deps_tables(results: Sequence[TargetResult]) -> dict[str, Any]:
 _COVERAGE = ("target", "evidence", "precision", "accesses", "kernels", "edges")
 
 
-def _used(
+def used_accesses(
     trace: Trace, program: Program, by_ops: Sequence[Access], evidence: TargetEvidence | None
 ) -> list[Access]:
+    """Accesses of a program that a target's deps rest on: its own, and for other kernels those ``by_ops``."""
     if evidence is not None:
         replaced = evidence.kernels.get(program.id, frozenset())
         own = evidence.accesses.get(program.id, ())

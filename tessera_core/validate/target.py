@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from tessera_core.deps.accesses import PRIVATE_KINDS, fold_ops, without_internal
+from tessera_core.deps.accesses import PRIVATE_KINDS, fold_ops
 from tessera_core.deps.graph import Access
 from tessera_core.deps.ptx_evidence import target_evidence
+from tessera_core.deps.stage import used_accesses
 from tessera_core.program.ir import Kernel, Program, Trace
 from tessera_core.program.memory import view_of
 from tessera_core.program.weights import fill, materialise_weights, random_inputs
@@ -104,13 +105,10 @@ def validate_target(
 def target_accesses(trace: Trace, bundle: Bundle, target: str) -> dict[int, list[Access]]:
     """By program, every kernel's accesses that the deps of ``target`` rest on: its own, else schemas' and declared."""
     evidence = target_evidence(trace, bundle, target)
-    found: dict[int, list[Access]] = {}
-    for program in trace.programs:
-        replaced = evidence.kernels.get(program.id, frozenset())
-        used = [access for access in fold_ops(trace, program) if access.kernel not in replaced]
-        used.extend(evidence.accesses.get(program.id, ()))
-        found[program.id] = without_internal(trace, program, used)
-    return found
+    return {
+        program.id: used_accesses(trace, program, fold_ops(trace, program), evidence)
+        for program in trace.programs
+    }
 
 
 def claims_of(accesses: Sequence[Access]) -> Claims:
