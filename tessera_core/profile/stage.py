@@ -23,6 +23,7 @@ from tessera_core.program.guards import check_replayable
 from tessera_core.program.ir import Kernel, Trace
 from tessera_core.program.store import trace_from_bundle
 from tessera_core.report.facts import Facts, FactTable
+from tessera_formats.bundle import Bundle
 from tessera_formats.deps import WHOLE
 from tessera_formats.errors import InputError
 from tessera_formats.profile import SOURCES, TIMES, write_profile
@@ -92,16 +93,12 @@ class ProfileStage:
         if measured:
             _check_measurable(loaded, trace)
         for binding in bindings:
-            recorded = None if binding.cpu is not None else recorded_target(bundle, binding.type.name)
-            if recorded is not None:
-                found_rows = recorded_rows(loaded, bundle, recorded, binding.type.name, kernels)
-                known = {row.signature for row in found_rows}
+            if binding.cpu is None:
+                timed, device = _recorded(loaded, bundle, binding.type, kernels)
+                known = {row.signature for row in timed}
                 rest = [kernel for signature, kernel in kernels.items() if signature not in known]
-                rows += [*found_rows, *modelled_rows(rest, binding.type.name, joins)]
-                devices.append(recorded_device(bundle, recorded, binding.type.name))
-            elif binding.cpu is None:
-                rows += modelled_rows(kernels.values(), binding.type.name, joins)
-                devices.append(_modelled_device(binding.type))
+                rows += [*timed, *modelled_rows(rest, binding.type.name, joins)]
+                devices.append(device)
             else:
                 found, link, device = self._measure(
                     trace, loaded, binding.type, binding.cpu, len(measured), progress
@@ -184,6 +181,17 @@ class ProfileStage:
             source="measured",
         )
         return found, links, device
+
+
+def _recorded(
+    trace: Trace, bundle: Bundle, kind: DeviceType, kernels: Mapping[str, Kernel]
+) -> tuple[list[TimeRow], DeviceRow]:
+    """Times that a profiler recorded on this device type, none where the trace has none, and the device."""
+    target = recorded_target(bundle, kind.name)
+    if target is None:
+        return [], _modelled_device(kind)
+    rows = recorded_rows(trace, bundle, target, kind.name, kernels)
+    return rows, recorded_device(bundle, target, kind.name)
 
 
 def unique_kernels(trace: Trace) -> dict[str, Kernel]:
