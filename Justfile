@@ -60,5 +60,5 @@ wheel: _install
 _install:
     @test -x .venv/bin/python || python3 -m venv .venv
     @test -e {{stamp}} || { echo "installing into .venv (a few minutes the first time)" >&2; \
-        .venv/bin/python -m pip install -q -c constraints.txt -e '.[models,dev]'; \
+        .venv/bin/python -m pip install -q -c constraints.txt -e '.[models,silicon,dev]'; \
         rm -f .venv/.installed-*; touch {{stamp}}; }

@@ -18,7 +18,7 @@ import pyarrow.parquet as parquet
 from benchmarks import Bar, report
 from tessera_core.devices.modelled import ModelledDevice
 from tessera_core.profile.catalogue import catalogue
-from tessera_core.profile.collective import Collective, collective_time
+from tessera_core.profile.model.collective import Collective, collective_time
 
 SYSTEMS = {
     "a100_sxm/comm/nccl/2.27.3": "a100-80gb",

@@ -39,6 +39,7 @@ TIMES = TableSchema(
             meaning="alone, or beside the other devices' work",
             choices=CONDITIONS,
         ),
+        Column(name="load", type=TEXT, meaning="what ran beside it, and where; empty: nothing"),
         Column(name="cache", type=TEXT, meaning="cache state before the kernel", choices=CACHES),
         Column(name="median_us", type=F64, meaning="median time", minimum=0),
         Column(name="p10_us", type=F64, meaning="10th percentile", minimum=0),
@@ -50,8 +51,22 @@ TIMES = TableSchema(
         Column(name="samples", type=I64, meaning="timed runs; 0 where not measured", minimum=0),
         Column(name="flops", type=I64, meaning="floating-point operations", minimum=0),
         Column(name="bytes", type=I64, meaning="bytes moved at least", minimum=0),
+        Column(name="dtype", type=TEXT, meaning="in which the kernel computes on this type"),
         Column(name="source", type=TEXT, meaning="where the time comes from", choices=SOURCES),
-        Column(name="detail", type=TEXT, meaning="table and version, or what bounds the modelled time"),
+        Column(name="hardware", type=TEXT, meaning="what was measured; empty where modelled"),
+        Column(
+            name="dated", type=TEXT, meaning="when measured (UTC, ISO 8601), or the table's or model's date"
+        ),
+        Column(
+            name="table", type=TEXT, meaning="package, version, framework and its version; empty: no table"
+        ),
+        Column(
+            name="distance",
+            type=F64,
+            meaning="natural logarithm of the largest factor in size to the nearest measured point; 0: met",
+            minimum=0,
+        ),
+        Column(name="detail", type=TEXT, meaning="how it was measured, read or modelled, in words"),
     ),
     key=("signature", "part", "device_type", "condition", "cache"),
 )

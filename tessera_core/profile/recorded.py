@@ -53,6 +53,7 @@ def recorded_rows(
             continue
         samples[trace.programs[program].kernels[number].signature].append(duration)
     scatter = _scatter(list(samples.values()))
+    device = recorded_device(bundle, target, device_type)
     rows = []
     for signature, kernel in kernels.items():
         found = samples.get(signature)
@@ -76,7 +77,10 @@ def recorded_rows(
                 samples=len(found),
                 flops=kernel.flops,
                 bytes=kernel.read_bytes + kernel.written_bytes,
+                dtype=kernel.dtype,
                 source="measured",
+                hardware=device.hardware,
+                dated=device.date,
                 detail="recorded by the profiler that the trace was made from",
             )
         )

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from tessera_core.devices.cpu import CpuDevice, cpu_device, processor_name, usable_cpus
 from tessera_core.devices.modelled import ModelledDevice
 from tessera_core.profile.catalogue import DeviceType, catalogue
-from tessera_core.profile.collective import Collective, collective_time, collectives
+from tessera_core.profile.model.collective import Collective, collective_time, collectives
+from tessera_core.profile.model.roofline import modelled_time
 from tessera_core.profile.recorded import recorded_device, recorded_rows, recorded_target
-from tessera_core.profile.roofline import modelled_time
 from tessera_core.profile.times import Condition, DeviceRow, LinkRow, TimeRow, fields_of
 from tessera_core.program.guards import check_replayable
 from tessera_core.program.ir import Kernel, Trace
@@ -30,7 +30,7 @@ from tessera_formats.profile import SOURCES, TIMES, write_profile
 from tessera_formats.trace import read_trace
 
 if TYPE_CHECKING:
-    from tessera_core.profile.measure_cpu import Measured, WholeTime
+    from tessera_core.profile.measure.cpu import Measured, WholeTime
 
 LINK_SHARE = 0.1
 """Share of the time budget that goes to the link between two workers."""
@@ -151,9 +151,9 @@ class ProfileStage:
         progress: Callable[[str], None],
     ) -> tuple[Measured, list[LinkRow], DeviceRow]:
         """Times, the link to a second worker where there is one, and the device itself."""
-        from tessera_core.profile.links import measure_link
-        from tessera_core.profile.measure_cpu import CpuMeasurement
-        from tessera_core.profile.overhead import segment_overhead_us
+        from tessera_core.profile.measure.cpu import CpuMeasurement
+        from tessera_core.profile.measure.links import measure_link
+        from tessera_core.profile.measure.overhead import segment_overhead_us
 
         budget = self.seconds / sharing
         other = cpu_device(self.beside) if self.beside is not None else _another_cpu(cpu)
@@ -177,7 +177,7 @@ class ProfileStage:
             hardware=f"{processor_name()}, {cpu.name}",
             threads=1,
             overhead_us=overhead_us,
-            date=datetime.now(UTC).date().isoformat(),
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
             source="measured",
         )
         return found, links, device
@@ -230,7 +230,10 @@ def modelled_rows(
                 samples=0,
                 flops=kernel.flops,
                 bytes=kernel.read_bytes + kernel.written_bytes,
+                dtype=kernel.dtype,
                 source="modelled",
+                hardware="",
+                dated=catalogue().date,
                 detail=time.detail,
             )
         )

@@ -27,7 +27,10 @@ class TimeRow:
     """The time of a kernel signature (or a part of it) on a device type.
 
     ``low_us`` to ``high_us``: 90% interval of the typical time. ``p10_us``, ``p90_us``: spread of single runs;
-    equal to the median where nothing was run (``samples`` 0).
+    equal to the median where nothing was run (``samples`` 0). ``dtype``: in which it computes there.
+    ``hardware``: what was measured. ``dated``: when that was (UTC, ISO 8601), or the table's or model's date.
+    ``load``: what ran beside it. ``table``: package, version, framework and its version. ``distance``: natural
+    logarithm of the largest factor in size to the nearest measured point of a table.
     """
 
     signature: str
@@ -43,8 +46,14 @@ class TimeRow:
     samples: int
     flops: int
     bytes: int
+    dtype: str
     source: Source
+    hardware: str
+    dated: str
     detail: str
+    load: str = ""
+    table: str = ""
+    distance: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -244,6 +244,8 @@ def write_all(folder: Path, seed: int = 0) -> None:
             "cache": "sequence", "median_us": 10.0 + n, "p10_us": 9.0, "p90_us": 12.0, "low_us": 9.5,
             "high_us": 11.5,
             "samples": 50, "flops": 1000, "bytes": 128, "source": "measured", "detail": "",
+            "load": "", "dtype": "float32", "hardware": "some CPU", "dated": "2026-01-01", "table": "",
+            "distance": 0.0,
         }
         for n, name in enumerate(("mm", "append", "argmax"))
     ]  # fmt: skip

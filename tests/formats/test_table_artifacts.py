@@ -30,6 +30,12 @@ ROW = {
     "flops": 10,
     "bytes": 20,
     "source": "measured",
+    "load": "",
+    "dtype": "bfloat16",
+    "hardware": "",
+    "dated": "2026-12-01",
+    "table": "",
+    "distance": 0.0,
     "detail": "",
 }
 HEADER = {"program_digest": "sha256:0", "links": [], "devices": []}

@@ -202,6 +202,9 @@ def times_of(
                 flops=0,
                 bytes=0,
                 source=source,
+                dtype="bfloat16",
+                hardware="",
+                dated="2026-12-01",
                 detail="",
             )
             rows[signature, "whole", kind] = (row,)

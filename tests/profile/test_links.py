@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tessera_core.devices.cpu import CpuDevice
 from tessera_core.execute.process import child
-from tessera_core.profile import links
-from tessera_core.profile.links import SIZES_BYTES, LinkSamples, fit_line, fit_link
+from tessera_core.profile.measure import links
+from tessera_core.profile.measure.links import SIZES_BYTES, LinkSamples, fit_line, fit_link
 from tessera_formats.errors import DeviceLostError
 
 
@@ -71,7 +71,7 @@ def test_the_residual_says_how_far_the_line_is_off() -> None:
 @pytest.mark.serial
 def test_a_link_between_two_workers_is_measured() -> None:
     from tessera_core.devices.cpu import cpu_device, usable_cpus
-    from tessera_core.profile.links import measure_link
+    from tessera_core.profile.measure.links import measure_link
 
     if len(usable_cpus()) < 2:
         pytest.skip("needs two CPUs: this process may use one")

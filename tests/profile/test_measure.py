@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera_core.devices.cpu import cpu_device, usable_cpus
-from tessera_core.profile.measure_cpu import (
+from tessera_core.profile.measure.cpu import (
     CpuMeasurement,
+    Place,
     Samples,
     median_interval,
     start_worker,
@@ -22,6 +23,10 @@ from tessera_core.profile.times import load_profiles
 from tessera_core.program.store import save_trace
 from tessera_formats.errors import ArtifactError, DeviceLostError
 from tests.profile.traces import CAPACITY, tiny_trace
+
+PLACE = Place(
+    device_type="cpu-1thread", condition="alone", hardware="some CPU", dated="2026-12-01T00:00:00+00:00"
+)
 
 
 @given(st.integers(1, 200))
@@ -38,9 +43,7 @@ def test_an_interval_of_the_median_covers_it_as_often_as_it_says(count: int) -> 
 def test_samples_of_equal_kernels_are_pooled() -> None:
     trace = tiny_trace()
     nanoseconds = np.array([[10, 1, 3, 5, 2], [10, 1, 3, 5, 2], [30, 1, 3, 5, 2]], dtype=np.int64) * 1000
-    rows = {
-        row.signature: row for row in summarise(trace, {0: Samples(nanoseconds, 0.0)}, "cpu-1thread", "alone")
-    }
+    rows = {row.signature: row for row in summarise(trace, {0: Samples(nanoseconds, 0.0)}, PLACE)}
     assert set(rows) == {"sig-mm", "sig-add", "sig-append", "sig-count"}
     assert (rows["sig-mm"].median_us, rows["sig-mm"].samples) == (10.0, 3)
     assert (rows["sig-add"].median_us, rows["sig-add"].samples) == (2.0, 6)  # two kernels, 1 and 3 us
@@ -58,14 +61,14 @@ def test_disturbed_iterations_are_left_out_where_enough_remain() -> None:
     assert (len(most.times), round(most.disturbed, 2)) == (7, 0.71)
     (row,) = {
         r
-        for r in summarise(tiny_trace(), {0: Samples(np.ones((5, 5)), 0.3)}, "t", "alone")
+        for r in summarise(tiny_trace(), {0: Samples(np.ones((5, 5)), 0.3)}, PLACE)
         if r.signature == "sig-mm"
     }
     assert "30% disturbed" in row.detail
 
 
 def test_positions_start_anew_in_each_iteration_and_state_is_not_zero(tmp_path: Path) -> None:
-    from tessera_core.profile.replay_loop import ReplayLoop
+    from tessera_core.profile.measure.replay_loop import ReplayLoop
 
     loop = ReplayLoop(tiny_trace(), trusted=False, seed=3)
     times, disturbed = loop.samples(0, 0.1)

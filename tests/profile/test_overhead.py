@@ -3,7 +3,7 @@ import time
 import pytest
 
 from tessera_core.devices.cpu import cpu_device
-from tessera_core.profile.overhead import SEGMENTS, bookkeeping, segment_overhead_us
+from tessera_core.profile.measure.overhead import SEGMENTS, bookkeeping, segment_overhead_us
 
 
 def empty(segments: int) -> float:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tessera_core.devices.modelled import ModelledDevice
 from tessera_core.profile.catalogue import catalogue
-from tessera_core.profile.roofline import interval_factor, modelled_time
+from tessera_core.profile.model.roofline import interval_factor, modelled_time
 from tessera_core.program.ir import Kernel
 
 

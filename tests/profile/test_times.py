@@ -34,6 +34,9 @@ ROW = TimeRow(
     flops=1,
     bytes=1,
     source="modelled",
+    dtype="bfloat16",
+    hardware="",
+    dated="2026-12-01",
     detail="",
 )
 LINK = LinkRow(

@@ -15,7 +15,7 @@ from tessera_core.execute.stage import RunStage
 from tessera_core.plan.evaluate import defects, structure_defects
 from tessera_core.plan.ir import load_plan
 from tessera_core.plan.stage import PartitionStage
-from tessera_core.profile.collective import Collective, collective_time, collectives
+from tessera_core.profile.model.collective import Collective, collective_time, collectives
 from tessera_core.profile.stage import ProfileStage
 from tessera_core.profile.times import load_profiles
 from tessera_core.program.store import load_trace, trace_tables

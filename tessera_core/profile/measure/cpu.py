@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from math import comb
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tessera_core.devices.cpu import CpuDevice
+from tessera_core.devices.cpu import CpuDevice, processor_name
 from tessera_core.execute.process import child
 from tessera_core.profile.times import Condition, TimeRow
 from tessera_core.program.ir import Kernel, Trace
@@ -121,7 +122,7 @@ class CpuMeasurement:
             tuple(
                 row
                 for condition, samples in found.items()
-                for row in summarise(self.trace, samples, self.device_type, condition)
+                for row in summarise(self.trace, samples, self._place(condition))
             ),
             {
                 (program, condition): of_program.whole
@@ -130,10 +131,30 @@ class CpuMeasurement:
             },
         )
 
+    def _place(self, condition: Condition) -> Place:
+        return Place(
+            device_type=self.device_type,
+            condition=condition,
+            hardware=f"{processor_name()}, {self.cpu.name}",
+            dated=datetime.now(UTC).isoformat(timespec="seconds"),
+            load=""
+            if self.beside is None or condition == "alone"
+            else f"the same program on {self.beside.name}",
+        )
 
-def summarise(
-    trace: Trace, samples: Mapping[int, Samples], device_type: str, condition: Condition
-) -> list[TimeRow]:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where and when samples were taken, as rows say it (see :class:`~tessera_core.profile.times.TimeRow`)."""
+
+    device_type: str
+    condition: Condition
+    hardware: str
+    dated: str
+    load: str = ""
+
+
+def summarise(trace: Trace, samples: Mapping[int, Samples], place: Place) -> list[TimeRow]:
     """One row per signature from each program's samples."""
     columns: dict[str, list[tuple[int, int]]] = {}
     first: dict[str, Kernel] = {}
@@ -155,8 +176,9 @@ def summarise(
             TimeRow(
                 signature=signature,
                 part=WHOLE,
-                device_type=device_type,
-                condition=condition,
+                device_type=place.device_type,
+                condition=place.condition,
+                load=place.load,
                 cache="sequence",
                 median_us=middle,
                 p10_us=float(np.quantile(times, 0.1)),
@@ -166,7 +188,10 @@ def summarise(
                 samples=len(times),
                 flops=kernel.flops,
                 bytes=kernel.read_bytes + kernel.written_bytes,
+                dtype=kernel.dtype,
                 source="measured",
+                hardware=place.hardware,
+                dated=place.dated,
                 detail=f"{sum(len(group) for group in groups)} iterations, one pinned thread{_noise(samples)}",
             )
         )
@@ -252,7 +277,7 @@ def _serve(connection: Connection, path: str, cpu: CpuDevice, trust: bool) -> No
     cpu.pin()
     import torch
 
-    from tessera_core.profile.replay_loop import ReplayLoop
+    from tessera_core.profile.measure.replay_loop import ReplayLoop
 
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tessera_core.devices.modelled import ModelledDevice
-from tessera_core.profile.roofline import ModelledTime, interval_factor
+from tessera_core.profile.model.roofline import ModelledTime, interval_factor
 from tessera_core.program.ir import Op, Trace
 
 

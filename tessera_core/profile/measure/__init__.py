@@ -1,0 +1,1 @@
+"""Times of kernels, links and segments, taken on the hardware at hand."""
