@@ -85,6 +85,7 @@ _LINK = Record(
         Field(name="residual", type="number", meaning="median relative error of the fit", minimum=0),
         Field(name="origin", type="string", meaning="where it comes from", choices=SOURCES),
         Field(name="transport", type="string", meaning="e.g. shared-memory"),
+        Field(name="dated", type="string", meaning="when measured (UTC, ISO 8601)", required=False),
     )
 )
 _DEVICE = Record(

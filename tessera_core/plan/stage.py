@@ -14,7 +14,8 @@ from tessera_core.plan.predict import Origin
 from tessera_core.plan.setting import Setting
 from tessera_core.plan.strategies import compare
 from tessera_core.profile.catalogue import device_type
-from tessera_core.profile.times import Times, load_profiles
+from tessera_core.profile.merge import load_profiles
+from tessera_core.profile.times import Times
 from tessera_core.program.ir import Trace
 from tessera_core.program.store import load_trace
 from tessera_core.report.facts import Facts, FactTable

@@ -10,7 +10,8 @@ from tessera_core.plan.cluster import load_cluster
 from tessera_core.plan.evaluate import defects, input_defects
 from tessera_core.plan.ir import Plan, load_plan
 from tessera_core.plan.stage import memory_of
-from tessera_core.profile.times import LinkRow, load_profiles
+from tessera_core.profile.merge import load_profiles
+from tessera_core.profile.times import LinkRow
 from tessera_core.program.ir import Trace
 from tessera_core.program.store import load_trace
 from tessera_formats.errors import ArtifactError, InputError, OriginError

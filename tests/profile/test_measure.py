@@ -18,8 +18,8 @@ from tessera_core.profile.measure.cpu import (
     start_worker,
     summarise,
 )
+from tessera_core.profile.merge import load_profiles
 from tessera_core.profile.stage import ProfileStage
-from tessera_core.profile.times import load_profiles
 from tessera_core.program.store import save_trace
 from tessera_formats.errors import ArtifactError, DeviceLostError
 from tests.profile.traces import CAPACITY, tiny_trace

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tessera_core.profile import stage
+from tessera_core.profile.merge import load_profiles
 from tessera_core.profile.model.roofline import ModelledTime
 from tessera_core.profile.stage import ProfileStage
-from tessera_core.profile.times import load_profiles
 from tessera_core.program.store import load_trace, save_trace
 from tessera_formats.errors import ArtifactError, InputError, OriginError, TesseraError
 from tests.profile.traces import tiny_trace
