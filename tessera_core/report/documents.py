@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -37,6 +38,7 @@ def describe_profile(profile: TableArtifact) -> Facts:
         "destination",
         "origin",
         "transport",
+        "dated",
         "latency_us",
         "gbit_per_s",
         "send_us",
@@ -53,15 +55,41 @@ def describe_profile(profile: TableArtifact) -> Facts:
         },
         (
             FactTable("devices", devices, rows_of(profile.header["devices"], devices)),
-            FactTable("links", links, rows_of(profile.header["links"], links)),
+            FactTable("links", links, rows_of([{"dated": "", **row} for row in profile.header["links"]], links)),
             FactTable(
                 "times by source",
                 ("device type", "condition", "cache", "source", "signatures", "least samples",
                  "median_us", "longest_us"),
                 times,
             ),
+            FactTable(
+                "origins",
+                ("device_type", "source", "from", "beside", "dtypes", "oldest", "newest", "signatures", "farthest"),
+                _origin_rows(profile.table.to_pylist()),
+            ),
         ),
     )  # fmt: skip
+
+
+def _origin_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[Any, ...], ...]:
+    """Rows by the hardware, published table or model that they come from, with their days.
+
+    ``farthest``: by what factor the size of a kernel differs from the nearest one in the table, at most.
+    """
+    groups: dict[tuple[str, str, str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        groups[row["device_type"], row["source"], row["hardware"] or row["table"], row["load"]].append(row)
+    return tuple(
+        (
+            *key,
+            ", ".join(sorted({row["dtype"] for row in found})),
+            min(row["dated"] for row in found),
+            max(row["dated"] for row in found),
+            len({row["signature"] for row in found}),
+            round(math.exp(max(row["distance"] for row in found)), 2) if key[1] == "silicon" else None,
+        )
+        for key, found in sorted(groups.items())
+    )
 
 
 def describe_plan(plan: Mapping[str, Any]) -> Facts:

@@ -28,6 +28,15 @@ Trust = Annotated[
     ),
 ]
 
+Catalogues = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--catalogue",
+        metavar="FILE",
+        help="Device types of your own, or your figures of known ones (TOML); may be repeated.",
+    ),
+]
+
 
 def folder(kind: str) -> typer.models.OptionInfo:
     """The ``-o`` of a stage that writes a folder."""
