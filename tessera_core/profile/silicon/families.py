@@ -1,4 +1,4 @@
-"""What each kind of published table holds: its file, the columns that select a precision, and the sizes that key a time.
+"""What each kind of published table holds: its file, the columns that select a precision, and the sizes of a row.
 
 Sizes are put into the project's own terms here (whole keys attended to, width per device), so that nothing further up
 knows how the collector wrote them.
