@@ -188,7 +188,7 @@ def _calibrated(lattice: Lattice) -> Lattice:
     for level in range(len(lattice.coordinates)):
         within: list[tuple[float, float]] = []
         past: list[tuple[float, float]] = []
-        rows = random.permutation(count)[:SAMPLE] if level not in lattice.exact else []
+        rows = random.permutation(count)[: 0 if level in lattice.exact else SAMPLE]
         for row in rows:
             found = lattice.at(list(lattice.coordinates[:, row]), skip=level)
             if found is not None:
@@ -205,8 +205,6 @@ def _reach(pairs: list[tuple[float, float]]) -> Reach:
     if len(pairs) < FEWEST:
         return UNCALIBRATED
     errors, differences = np.array(pairs).T
-    reaches = [
-        Reach(float(np.quantile(errors / (least + differences), COVERAGE)), least) for least in LEAST
-    ]
+    reaches = [Reach(float(np.quantile(errors / (least + differences), COVERAGE)), least) for least in LEAST]
     middle = float(np.median(differences))
     return min(reaches, key=lambda reach: reach.half(middle))

@@ -24,6 +24,7 @@ SETTLED = 0.1
 
 SAME = 1e-9
 
+
 @dataclass(frozen=True, slots=True)
 class Reach:
     """Half an interval from the difference of two neighbours: ``factor`` times (``least`` plus the difference)."""

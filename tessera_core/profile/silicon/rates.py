@@ -45,7 +45,8 @@ def _products(s: Mapping[str, Floats], weight: float) -> tuple[Floats, Floats]:
 def _seen(queries: Floats, window: Floats) -> Floats:
     """(query, key) pairs of a causal prompt under a window; 0: none."""
     limit = np.where(window > 0, np.minimum(window, queries), queries)
-    return limit * (limit + 1) / 2 + (queries - limit) * limit
+    pairs: Floats = limit * (limit + 1) / 2 + (queries - limit) * limit
+    return pairs
 
 
 def _prefill(s: Mapping[str, Floats], weight: float) -> tuple[Floats, Floats]:
