@@ -22,7 +22,8 @@ from tessera_formats.table import Column, TableSchema
 
 F64, I64, TEXT = pa.float64(), pa.int64(), pa.string()
 SOURCES = ("measured", "silicon", "modelled")
-CONDITIONS = ("alone", "beside")
+CONDITIONS = ("alone", "beside", "copies")
+"""alone: nothing else runs; beside: other devices work on other kernels; copies: each works on all kernels."""
 CACHES = ("sequence", "warm", "cold")
 """sequence: as the kernel runs within whole iterations; warm: repeated alone; cold: caches flushed before."""
 
@@ -36,7 +37,7 @@ TIMES = TableSchema(
         Column(
             name="condition",
             type=TEXT,
-            meaning="alone, or beside the other devices' work",
+            meaning="alone, beside the other devices' part of the work, or beside copies of it all",
             choices=CONDITIONS,
         ),
         Column(name="load", type=TEXT, meaning="what ran beside it, and where; empty: nothing"),

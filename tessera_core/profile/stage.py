@@ -26,7 +26,7 @@ from tessera_core.report.facts import Facts, FactTable
 from tessera_formats.bundle import Bundle
 from tessera_formats.deps import WHOLE
 from tessera_formats.errors import InputError
-from tessera_formats.profile import SOURCES, TIMES, write_profile
+from tessera_formats.profile import CONDITIONS, SOURCES, TIMES, write_profile
 from tessera_formats.trace import read_trace
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def profile_facts(
     table: list[tuple[object, ...]] = []
     shares = [f"{source}_share" for source in SOURCES]
     for device in devices:
-        for condition in ("alone", "beside"):
+        for condition in CONDITIONS:
             own = {
                 row.signature: row
                 for row in rows

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from tessera_formats.deps import WHOLE
 from tessera_formats.errors import InputError
-from tessera_formats.profile import CACHES
+from tessera_formats.profile import CACHES, CONDITIONS
 
-Condition = Literal["alone", "beside"]
+Condition = Literal["alone", "beside", "copies"]
 Source = Literal["measured", "silicon", "modelled"]
 
 
@@ -135,8 +135,9 @@ class Times:
     ) -> TimeRow:
         """The time of ``signature`` on ``device_type``; ``condition`` is preferred, any other will do.
 
-        As it runs within iterations is preferred to repeated alone, and that to cold caches. Raises
-        :class:`InputError` where the profiles hold no such kernel for the type.
+        Of others that nearest in how much works beside it, the busier of two. As it runs within iterations is
+        preferred to repeated alone, and that to cold caches. Raises :class:`InputError` where the profiles
+        hold no such kernel for the type.
         """
         rows = self.rows.get((signature, part, device_type))
         if rows is None:
@@ -149,7 +150,13 @@ class Times:
             raise InputError(
                 f"profile: has no time of kernel {signature} on {device_type}; run tessera profile again"
             )
-        return min(rows, key=lambda row: (row.condition != condition, CACHES.index(row.cache)))
+        wanted = CONDITIONS.index(condition)
+
+        def preference(row: TimeRow) -> tuple[int, int, int]:
+            held = CONDITIONS.index(row.condition)
+            return abs(held - wanted), -held, CACHES.index(row.cache)
+
+        return min(rows, key=preference)
 
     def link(self, source_type: str, destination_type: str) -> LinkRow:
         """The link between two types; raises :class:`InputError` naming the pair where there is none."""
