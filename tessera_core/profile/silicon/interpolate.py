@@ -102,6 +102,10 @@ class Interpolator:
     roofline: Roofline
     lattice: Lattice
 
+    def covers(self, sizes: Mapping[str, int]) -> bool:
+        """Whether :meth:`at` has a time at ``sizes``."""
+        return self.lattice.at([_coordinate(sizes[name]) for name in self.levels]) is not None
+
     def at(self, sizes: Mapping[str, int]) -> Interpolated | None:
         """The time at ``sizes`` (every size of the table's family); None outside the table."""
         found = self.lattice.at([_coordinate(sizes[name]) for name in self.levels])
@@ -120,9 +124,16 @@ class Interpolator:
 
 
 @cache
+def prepared(table: SiliconTable) -> Interpolator:
+    """``table`` on its lattice, once per process: it says what it covers, its intervals are not calibrated yet."""
+    return _prepared(table, np.ones(len(table), dtype=np.bool_))
+
+
+@cache
 def interpolator(table: SiliconTable) -> Interpolator:
-    """``table`` made ready, once per process."""
-    return _interpolator(table, np.ones(len(table), dtype=np.bool_))
+    """``table`` ready to be asked, once per process."""
+    ready = prepared(table)
+    return replace(ready, lattice=_calibrated(ready.lattice))
 
 
 def leave_out(
@@ -142,7 +153,8 @@ def leave_out(
         held = (random.random(curve.max() + 1) < fraction)[curve]
     else:
         held = random.random(len(table)) < fraction
-    ready = _interpolator(table, ~held)
+    ready = _prepared(table, ~held)
+    ready = replace(ready, lattice=_calibrated(ready.lattice))
     found = [
         (ready.at({name: int(table.sizes[name][row]) for name in levels}), float(table.time_us[row]))
         for row in np.flatnonzero(held)
@@ -157,7 +169,7 @@ def leave_out(
     )
 
 
-def _interpolator(table: SiliconTable, kept: NDArray[np.bool_]) -> Interpolator:
+def _prepared(table: SiliconTable, kept: NDArray[np.bool_]) -> Interpolator:
     levels = LEVELS[table.source.family]
     sizes = {name: table.sizes[name][kept] for name in levels}
     time_us = table.time_us[kept]
@@ -172,7 +184,7 @@ def _interpolator(table: SiliconTable, kept: NDArray[np.bool_]) -> Interpolator:
         between=(Reach(),) * len(levels),
         beyond=(Reach(),) * len(levels),
     )
-    return Interpolator(table=table, levels=levels, roofline=roofline, lattice=_calibrated(lattice))
+    return Interpolator(table=table, levels=levels, roofline=roofline, lattice=lattice)
 
 
 def _coordinate(size: int) -> float:
