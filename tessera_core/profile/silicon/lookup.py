@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tessera_core.profile.silicon.choice import chosen
 from tessera_core.profile.silicon.families import TABLE_DTYPES
-from tessera_core.profile.silicon.interpolate import Interpolated, interpolator
+from tessera_core.profile.silicon.interpolate import Interpolated, time_at
 from tessera_core.profile.silicon.tables import (
     DISTRIBUTION,
     GPU_FOLDERS,
@@ -214,7 +214,7 @@ def _answer(
             tables = chosen(package, asked.family, asked.sizes, bases)
         for kind in group:
             table = tables.get(kind.base)
-            found = None if table is None else interpolator(table).at(asked.sizes)
+            found = None if table is None else time_at(table, asked.sizes)
             if table is None or found is None:
                 reason = _reason(package, kind, asked, dtype)
                 missing.setdefault((kind.name, asked.family or asked.reason), reason)
