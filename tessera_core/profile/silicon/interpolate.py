@@ -36,7 +36,7 @@ EXACT = frozenset({"head_dim", "window", "experts", "top_k"})
 """Sizes that choose another kernel, or another routing, rather than more of the same."""
 
 COVERAGE = 0.9
-SAMPLE = 300
+SAMPLE = 400
 """Points per size that calibrate a table; more change no factor by a tenth."""
 
 FEWEST = 20
@@ -95,12 +95,20 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Interpolator:
-    """A table made ready to be asked: shares of its own roofline on a lattice of logarithmic sizes."""
+    """A table made ready to be asked: shares of its own roofline on a lattice of logarithmic sizes.
+
+    ``scale``: by what to multiply an interval where several sizes play together.
+    """
 
     table: SiliconTable
     levels: tuple[str, ...]
     roofline: Roofline
     lattice: Lattice
+    scale: float = 1.0
+
+    def covers(self, sizes: Mapping[str, int]) -> bool:
+        """Whether :meth:`at` has a time at ``sizes``."""
+        return self.lattice.at([_coordinate(sizes[name]) for name in self.levels]) is not None
 
     def at(self, sizes: Mapping[str, int]) -> Interpolated | None:
         """The time at ``sizes`` (every size of the table's family); None outside the table."""
@@ -109,7 +117,7 @@ class Interpolator:
             return None
         bound = self.roofline.time_us({name: np.array(float(sizes[name])) for name in self.levels})
         time_us = float(bound) * math.exp(found.value)
-        factor = math.exp(math.sqrt(found.variance))
+        factor = math.exp(self.scale * math.sqrt(found.variance))
         return Interpolated(
             time_us=time_us,
             low_us=time_us / factor,
@@ -120,9 +128,21 @@ class Interpolator:
 
 
 @cache
+def prepared(table: SiliconTable) -> Interpolator:
+    """``table`` on its lattice, once per process: it says what it covers, its intervals are not calibrated yet."""
+    return _prepared(table, np.ones(len(table), dtype=np.bool_))
+
+
+@cache
 def interpolator(table: SiliconTable) -> Interpolator:
-    """``table`` made ready, once per process."""
-    return _interpolator(table, np.ones(len(table), dtype=np.bool_))
+    """``table`` ready to be asked, once per process."""
+    return _calibrated(prepared(table))
+
+
+def time_at(table: SiliconTable, sizes: Mapping[str, int]) -> Interpolated | None:
+    """The time of ``table`` at ``sizes``, None outside; where a point was met nothing needs to be calibrated."""
+    found = prepared(table).at(sizes)
+    return found if found is None or found.distance == 0 else interpolator(table).at(sizes)
 
 
 def leave_out(
@@ -142,7 +162,7 @@ def leave_out(
         held = (random.random(curve.max() + 1) < fraction)[curve]
     else:
         held = random.random(len(table)) < fraction
-    ready = _interpolator(table, ~held)
+    ready = _calibrated(_prepared(table, ~held))
     found = [
         (ready.at({name: int(table.sizes[name][row]) for name in levels}), float(table.time_us[row]))
         for row in np.flatnonzero(held)
@@ -157,7 +177,7 @@ def leave_out(
     )
 
 
-def _interpolator(table: SiliconTable, kept: NDArray[np.bool_]) -> Interpolator:
+def _prepared(table: SiliconTable, kept: NDArray[np.bool_]) -> Interpolator:
     levels = LEVELS[table.source.family]
     sizes = {name: table.sizes[name][kept] for name in levels}
     time_us = table.time_us[kept]
@@ -172,7 +192,7 @@ def _interpolator(table: SiliconTable, kept: NDArray[np.bool_]) -> Interpolator:
         between=(Reach(),) * len(levels),
         beyond=(Reach(),) * len(levels),
     )
-    return Interpolator(table=table, levels=levels, roofline=roofline, lattice=_calibrated(lattice))
+    return Interpolator(table=table, levels=levels, roofline=roofline, lattice=lattice)
 
 
 def _coordinate(size: int) -> float:
@@ -180,24 +200,32 @@ def _coordinate(size: int) -> float:
     return math.log(max(size, 0.5))
 
 
-def _calibrated(lattice: Lattice) -> Lattice:
-    """``lattice`` with the reaches by which its own points, left out one by one, lie inside their intervals."""
+def _calibrated(ready: Interpolator) -> Interpolator:
+    """``ready`` with the reaches by which its own points, left out one by one, lie inside their intervals."""
     random = np.random.default_rng(SEED)
+    lattice = ready.lattice
     count = len(lattice.values)
     between, beyond = [], []
     for level in range(len(lattice.coordinates)):
         within: list[tuple[float, float]] = []
         past: list[tuple[float, float]] = []
         rows = random.permutation(count)[: 0 if level in lattice.exact else SAMPLE]
-        for row in rows:
-            found = lattice.at(list(lattice.coordinates[:, row]), skip=level)
+        for row in rows.tolist():
+            found = lattice.at(lattice.coordinates[:, row].tolist(), skip=level)
             if found is not None:
                 # An uncalibrated reach is the neighbours' difference itself.
                 pair = (abs(found.value - float(lattice.values[row])), math.sqrt(found.variance))
                 (past if found.continued else within).append(pair)
         between.append(_reach(within))
         beyond.append(_reach(past) if len(past) >= FEWEST else between[-1])
-    return replace(lattice, between=tuple(between), beyond=tuple(beyond), nodes={})
+    lattice = replace(lattice, between=tuple(between), beyond=tuple(beyond))
+    ratios = []
+    for row in random.permutation(count)[:SAMPLE].tolist():
+        found = lattice.at(lattice.coordinates[:, row].tolist(), without=row)
+        if found is not None:
+            ratios.append(abs(found.value - float(lattice.values[row])) / math.sqrt(found.variance))
+    scale = float(np.quantile(ratios, COVERAGE)) if len(ratios) >= FEWEST else 1.0
+    return replace(ready, lattice=lattice, scale=scale)
 
 
 def _reach(pairs: list[tuple[float, float]]) -> Reach:
