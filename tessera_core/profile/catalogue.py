@@ -15,7 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from tessera_core.profile.catalogue_file import CatalogueContent, read_content
+from tessera_core.profile.catalogue_file import CatalogueContent, Figure, read_content
+from tessera_core.profile.precision import PRECISIONS
 from tessera_core.profile.type_name import TypeName
 from tessera_formats.errors import ArtifactError, InputError
 
@@ -23,21 +24,6 @@ CATALOGUE = Path(__file__).with_name("catalogue.toml")
 
 USER_FILES = "TESSERA_CATALOGUE"
 """Environment variable that names files of users' entries, separated as in PATH."""
-
-
-RATE_OF: Mapping[str, str] = {
-    "float32": "float32",
-    "bfloat16": "bfloat16",
-    "float16": "float16",
-    "float8": "float8",
-    "float8_block": "float8",
-    "float4": "float4",
-    "int8": "int8",
-    "int8_wo": "bfloat16",
-    "int4_wo": "bfloat16",
-    "mxfp4_wo": "bfloat16",
-}
-"""Dtypes that a type name may ask for -> the rate that products in them reach. ``_wo``: weights only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +76,7 @@ class DeviceType:
     host_gbyte_per_s: float | None
     peer_gbyte_per_s: float | None
     price_usd_per_hour: tuple[float, float] | None
-    figures: Mapping[str, str]
+    figures: Mapping[str, Figure]
 
     def rates(self) -> tuple[str, ...]:
         """Dtypes with a rate of their own."""
@@ -250,14 +236,15 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def _computing_in(kind: DeviceType, dtype: str) -> DeviceType:
-    if dtype not in RATE_OF:
-        near = difflib.get_close_matches(dtype.lower(), RATE_OF, n=2, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(RATE_OF)}"
+    if dtype not in PRECISIONS:
+        near = difflib.get_close_matches(dtype.lower(), PRECISIONS, n=2, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(PRECISIONS)}"
         raise InputError(f"device type {kind.base}/dtype={dtype}: is no dtype of products; {hint}")
-    if RATE_OF[dtype] not in kind.rates():
-        usable = [name for name, rate in RATE_OF.items() if rate in kind.rates()]
+    rate = PRECISIONS[dtype].rate
+    if rate not in kind.rates():
+        usable = [name for name, precision in PRECISIONS.items() if precision.rate in kind.rates()]
         raise InputError(
-            f"device type {kind.base}/dtype={dtype}: {kind.base} has no {RATE_OF[dtype]} rate;"
+            f"device type {kind.base}/dtype={dtype}: {kind.base} has no {rate} rate;"
             f" it computes in {', '.join(usable)}"
         )
     return replace(kind, dtype=dtype)
@@ -290,9 +277,7 @@ def _device_type(row: Mapping[str, Any], read: CatalogueContent, path: Path) -> 
         peer_gbyte_per_s=links.get("peer"),
         price_usd_per_hour=(price["low_usd_per_hour"], price["high_usd_per_hour"]) if price else None,
         figures={
-            place.removeprefix(own): source
-            for place, source in read.provenance.items()
-            if place.startswith(own)
+            place.removeprefix(own): figure for place, figure in read.figures.items() if place.startswith(own)
         },
     )
 

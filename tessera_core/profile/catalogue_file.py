@@ -130,11 +130,19 @@ _LABELS = frozenset({"name", "kind", "hardware", "reported", "source", "substitu
 
 
 @dataclass(frozen=True, slots=True)
+class Figure:
+    """A number as a file states it, and the title of its source; users' files are named beside it."""
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class CatalogueContent:
-    """Checked content in the schema's form, and for every figure (``type.l4.l2_mb``) where it comes from."""
+    """Checked content in the schema's form, and every figure by its place (``type.l4.l2_mb``) with its source."""
 
     content: Mapping[str, Any]
-    provenance: Mapping[str, str]
+    figures: Mapping[str, Figure]
 
 
 def read_content(shipped: Path, entries: Sequence[Path]) -> CatalogueContent:
@@ -145,18 +153,18 @@ def read_content(shipped: Path, entries: Sequence[Path]) -> CatalogueContent:
     content = _read(shipped)
     check_record(content, DOCUMENT, str(shipped))
     _check_types(content["type"], shipped)
-    provenance = dict(_provenance(content, content["source"], shipped, ""))
+    found = dict(_figures(content, content["source"], shipped, ""))
     for path in entries:
         own = _read(path)
         check_record(own, _partial(DOCUMENT), str(path))
         _check_types(own.get("type", ()), path)
         sources = [*content["source"], *own.get("source", ())]
-        provenance |= dict(_provenance(own, sources, path, f" ({path})"))
+        found |= dict(_figures(own, sources, path, f" ({path})"))
         content = _laid_over(content, own)
         for row in content["type"]:
             check_record(row, _TYPE, f"{path}: type {row['name']}")
         check_record(content, DOCUMENT, str(path))
-    return CatalogueContent(content, provenance)
+    return CatalogueContent(content, found)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -196,13 +204,13 @@ def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
     return result
 
 
-def _provenance(
+def _figures(
     content: Mapping[str, Any], sources: Sequence[Mapping[str, Any]], path: Path, note: str
-) -> Iterator[tuple[str, str]]:
-    """Every figure of a file with the title of its source; a table's own source goes for the tables in it."""
+) -> Iterator[tuple[str, Figure]]:
+    """Every figure of a file with its source; a table's own source goes for the tables in it."""
     titles = {source["id"]: source["title"] for source in sources}
 
-    def figures(table: Mapping[str, Any], place: str, source: str | None) -> Iterator[tuple[str, str]]:
+    def figures(table: Mapping[str, Any], place: str, source: str | None) -> Iterator[tuple[str, Figure]]:
         source = table.get("source", source)
         if source is not None and source not in titles:
             raise ArtifactError(f"{path}: source {source!r} is not declared; add a [[source]]")
@@ -215,7 +223,7 @@ def _provenance(
             elif source is None:
                 raise ArtifactError(f"{path}: {place}.{key} has no source; add source = ID to its table")
             else:
-                yield f"{place}.{key}", f"{titles[source]}{note}"
+                yield f"{place}.{key}", Figure(value, f"{titles[source]}{note}")
 
     for kind, table in content.get("kind", {}).items():
         yield from figures(table, f"kind.{kind}", None)

@@ -122,7 +122,7 @@ def test_entries_change_single_figures_and_add_types(tmp_path: Path) -> None:
     assert h200.measured.flops_per_s["bfloat16"] == 700e12
     assert h200.measured.memory_bytes_per_s == before.measured.memory_bytes_per_s
     assert h200.datasheet == before.datasheet
-    assert h200.figures["measured.tflop_per_s.bfloat16"] == f"Our bench of last week ({path})"
+    assert h200.figures["measured.tflop_per_s.bfloat16"].source == f"Our bench of last week ({path})"
     assert h200.figures["measured.memory_gbyte_per_s"] == before.figures["measured.memory_gbyte_per_s"]
     assert own.type("h20/sm=39").memory_bytes == 96_000_000_000
     assert own.date == "2026-12-24" and own.entries == (path,)
@@ -181,4 +181,4 @@ def test_every_figure_of_the_shipped_types_has_a_source() -> None:
                 stated |= {f"{name}.memory_gbyte_per_s"}
                 stated |= {f"{name}.tflop_per_s.{dtype}" for dtype in peaks.flops_per_s}
         assert stated <= kind.figures.keys(), kind.name
-        assert all(kind.figures.values())
+        assert all(figure.source for figure in kind.figures.values())
