@@ -57,8 +57,13 @@ def chosen(
     return best
 
 
+def preferred(family: str) -> tuple[str, ...]:
+    """Frameworks for a family, the preferred first."""
+    return PREFERENCE.get(family, OTHERWISE)
+
+
 def _rank(family: str, framework: str) -> int:
-    order = PREFERENCE.get(family, OTHERWISE)
+    order = preferred(family)
     return order.index(framework) if framework in order else len(order)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tessera_core.profile.silicon.choice import chosen
 from tessera_core.profile.silicon.families import TABLE_DTYPES
 from tessera_core.profile.silicon.interpolate import Interpolated, time_at
+from tessera_core.profile.silicon.stacks import BETWEEN_STACKS
 from tessera_core.profile.silicon.tables import (
     DISTRIBUTION,
     GPU_FOLDERS,
@@ -27,24 +28,6 @@ from tessera_formats.deps import WHOLE
 
 LATENT_KEY, LATENT_CACHE = 192, 576
 """Head widths of multi-head latent attention over a prompt, and of the row that it caches."""
-
-BETWEEN_STACKS: Mapping[str, float] = {
-    "products": 0.10,
-    "attention-prefill": 0.50,
-    "attention-decode": 0.46,
-    "attention-encoder": 0.22,
-    "experts": 0.42,
-    "latent-prefill": 0.20,
-    "latent-decode": 0.20,
-    "convolution-prefill": 0.42,
-    "convolution-decode": 0.42,
-}
-"""Half a 90% interval, as a logarithm, of the user's own kernel around the published one.
-
-What two frameworks' tables of one GPU say of the same sizes is as far apart as either is from a third stack: per GPU
-the 90% quantile between the two preferred frameworks, and of that the median over the GPUs (aiconfigurator-core 0.12.0,
-2026-12-01). Only one framework has convolutions; they are given the experts' figure.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
