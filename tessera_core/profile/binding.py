@@ -19,7 +19,7 @@ class Binding:
     """A device type of the profile, and the hardware to measure it on (None: it is not measured here)."""
 
     type: DeviceType
-    cpu: CpuDevice | None
+    hardware: CpuDevice | None
 
 
 def parse_binding(text: str, known: Catalogue) -> Binding:
@@ -56,7 +56,7 @@ def parse_bindings(texts: Sequence[str], beside: str | None, known: Catalogue) -
             raise InputError(f"device type {name}: is named {names.count(name)} times; name it once")
     if beside is not None:
         other = cpu_device(beside)
-        measured = [binding.cpu for binding in bindings if binding.cpu is not None]
+        measured = [binding.hardware for binding in bindings if binding.hardware is not None]
         if not measured:
             raise InputError(f"--beside {beside}: nothing is measured; add --device cpu-1thread=cpu:0")
         if other in measured:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from tessera_core.profile.binding import parse_bindings
 from tessera_core.profile.catalogue import DeviceType, catalogue
 from tessera_core.profile.merge import conflict_table, merge_profiles, profile_content
 from tessera_core.profile.question import Question
@@ -18,7 +19,7 @@ from tessera_core.program.store import trace_from_bundle
 from tessera_core.report.facts import Facts, FactTable
 from tessera_formats.artifact import TableArtifact
 from tessera_formats.errors import InputError
-from tessera_formats.profile import read_profile
+from tessera_formats.profile import SOURCES, read_profile
 from tessera_formats.trace import check_same_program, read_trace
 
 LEAST_PREFIX = 4
@@ -62,7 +63,14 @@ class ExplainStage:
             raise InputError(
                 "no device was named; add --device TYPE, or --merge PROFILE for the types of a profile"
             )
-        kinds = [question.catalogue.type(name) for name in dict.fromkeys(named)]
+        bindings = parse_bindings(tuple(dict.fromkeys(named)), None, question.catalogue)
+        for binding in bindings:
+            if binding.hardware is not None:
+                raise InputError(
+                    f"device {binding.type.name}={binding.hardware.name}: --explain measures nothing; name the type"
+                    f" alone, and with --merge a profile that holds its measured times"
+                )
+        kinds = [binding.type for binding in bindings]
         only = question.only(kernel.signature)
         looked = silicon(only, kinds) if self.tables else Looked({}, ())
         tables: list[FactTable] = []
@@ -116,76 +124,77 @@ def find_kernel(trace: Trace, text: str) -> tuple[Program, Kernel]:
 
 def _candidates(
     question: Question, kind: DeviceType, artifacts: Mapping[str, TableArtifact], looked: Looked
-) -> list[tuple[str, TimeRow]]:
-    """Every row that some source has for the one kernel of ``question``, with where it was found; best source first."""
+) -> dict[TimeRow, list[str]]:
+    """Every row that some source has for the one kernel of ``question``, with where it was found."""
     (signature,) = question.kernels
-    rows: list[tuple[str, TimeRow]] = []
+    found: dict[TimeRow, list[str]] = {}
     for name, item in artifacts.items():
-        for fields_of_row in item.table.to_pylist():
-            row = TimeRow(**fields_of_row)
+        for content in item.table.to_pylist():
+            row = TimeRow(**content)
             if (row.signature, row.device_type) == (signature, kind.name):
-                rows.append((name, row))
-    rows += [("the trace", row) for row in recorded(question, kind)[0]]
+                found.setdefault(row, []).append(name)
+    for row in recorded(question, kind)[0]:
+        found.setdefault(row, []).append("the trace")
     table = looked.rows.get((kind.name, signature))
-    rows += [] if table is None else [("now", table)]
-    return rows + [("now", row) for row in modelled(question, kind, [signature])]
+    for row in [*([] if table is None else [table]), *modelled(question, kind, [signature])]:
+        found.setdefault(row, []).append("now")
+    return found
 
 
-def _counting(program_digest: str, candidates: Sequence[tuple[str, TimeRow]]) -> Times:
+def _counting(program_digest: str, candidates: Mapping[TimeRow, Sequence[str]]) -> Times:
     """The candidates merged as profiles are, each standing alone."""
     artifacts = {}
-    for number, (name, row) in enumerate(candidates):
+    for number, (row, names) in enumerate(candidates.items(), 1):
         header, table = profile_content(program_digest, [row], (), ())
-        artifacts[f"{name} ({number})"] = TableArtifact(header, table)
+        artifacts[f"{number}: {names[0]}"] = TableArtifact(header, table)
     return merge_profiles(artifacts)
 
 
 def _candidate_table(
-    kind: DeviceType, candidates: Sequence[tuple[str, TimeRow]], counting: Times
+    kind: DeviceType, candidates: Mapping[TimeRow, Sequence[str]], counting: Times
 ) -> FactTable:
-    held = [row for rows in counting.rows.values() for row in rows]
-    first = held[0].median_us
-    seen: list[TimeRow] = []
-    lines = []
-    for name, row in candidates:
-        counts = row in held and row not in seen
-        seen.append(row)
-        lines.append(
-            (
-                "counts" if counts else "",
-                row.source,
-                name,
-                row.condition,
-                row.cache,
-                round(row.median_us, 2),
-                round(row.low_us, 2),
-                round(row.high_us, 2),
-                round(row.median_us / first - 1, 4) if first else None,
-                row.dtype,
-                "; ".join(
-                    part for part in (row.hardware or row.table, row.load and f"beside {row.load}") if part
-                ),
-                row.dated,
-                round(math.exp(row.distance), 2) if row.source == "silicon" else None,
-                row.detail,
-            )
+    """What counts first, then the others in order of trust."""
+    (held,) = counting.rows.values()
+    order = sorted(candidates, key=lambda row: (row not in held, SOURCES.index(row.source)))
+    counted = order[0].median_us
+    rows = tuple(
+        (
+            row in held,
+            row.source,
+            ", ".join(candidates[row]),
+            row.condition,
+            row.cache,
+            round(row.median_us, 2),
+            round(row.low_us, 2),
+            round(row.high_us, 2),
+            round(row.median_us / counted - 1, 4) if counted else None,
+            row.dtype,
+            row.hardware or row.table,
+            row.load,
+            row.dated,
+            round(math.exp(row.distance), 2) if row.source == "silicon" else None,
+            row.detail,
         )
+        for row in order
+    )
     columns = (
-        "counts", "source", "found_in", "condition", "cache", "median_us", "low_us", "high_us", "against_first_share",
-        "dtype", "origin", "dated", "nearest_factor", "how",
+        "counts", "source", "found_in", "condition", "cache", "median_us", "low_us", "high_us", "apart_share",
+        "dtype", "origin", "beside", "dated", "nearest", "how",
     )  # fmt: skip
-    return FactTable(kind.name, columns, tuple(lines))
+    return FactTable(kind.name, columns, rows)
 
 
 def _figure_table(kinds: Sequence[DeviceType]) -> FactTable:
     """What the catalogue says of the types, and who says so."""
-    rows = [
-        (kind.base, place, figure.value, figure.source)
-        for kind in {kind.base: kind for kind in kinds}.values()
-        for place, figure in sorted(kind.figures.items())
-        if place.startswith(_FIGURES)
-    ]
-    return FactTable("catalogue", ("device_type", "figure", "value", "says"), tuple(rows))
+    said: dict[tuple[str, str], list[str]] = {}
+    for kind in kinds:
+        for place, figure in kind.figures.items():
+            if place.startswith(_FIGURES):
+                said.setdefault((kind.base, figure.source), []).append(f"{place} {figure.value:,}")
+    rows = tuple(
+        (base, ", ".join(dict.fromkeys(figures)), source) for (base, source), figures in said.items()
+    )
+    return FactTable("catalogue", ("device_type", "figures", "said_by"), rows)
 
 
 def _described(question: Question, program: Program, kernel: Kernel) -> dict[str, object]:

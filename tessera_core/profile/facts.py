@@ -81,9 +81,10 @@ def _iteration_rows(question: Question, answer: Answer) -> Iterable[tuple[object
         held.setdefault((row.device_type, row.condition), {})[row.signature] = row
     for device in answer.devices:
         for condition in CONDITIONS:
-            own = held.get((device.device_type, condition))
-            if own is None:
+            under = held.get((device.device_type, condition))
+            if under is None:
                 continue
+            own = {**held.get((device.device_type, "alone"), {}), **under}
             for program in question.trace.programs:
                 time = answer.whole.get((device.device_type, program.id, condition))
                 yield (

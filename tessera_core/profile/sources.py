@@ -50,9 +50,12 @@ def silicon(question: Question, kinds: Sequence[DeviceType]) -> Looked:
     asked = [kind.name for kind in kinds if kind.kind == "gpu"]
     if not asked:
         return Looked({}, ())
-    from tessera_core.profile.silicon.lookup import (
-        silicon_rows,
-    )  # late: reading Parquet takes its time to load
+    # Late: reading Parquet takes its time to load.
+    from tessera_core.profile.silicon.lookup import silicon_rows
+    from tessera_core.profile.silicon.tables import INSTALL, find_package
+
+    if find_package() is None:
+        return Looked({}, (f"no published tables are installed, so their part is modelled; run: {INSTALL}",))
 
     found = silicon_rows(question.trace, kernels, asked)
     return Looked(found.rows, found.missing)

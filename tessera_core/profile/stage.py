@@ -97,7 +97,12 @@ class ProfileStage:
             missing += [
                 f"{name}: {signature} is not measured: {why}" for signature, why in found.unmeasured.items()
             ]
-        looked = self._looked(question, [binding for binding in bindings if binding.cpu is None])
+        open_types = [
+            binding.type
+            for binding in bindings
+            if binding.type.name not in measured or measured[binding.type.name].unmeasured
+        ]
+        looked = silicon(question, open_types) if self.tables else Looked({}, ())
         for binding in bindings:
             name = binding.type.name
             held: dict[str, TimeRow] = {}
@@ -134,7 +139,7 @@ class ProfileStage:
         self, question: Question, path: Path, bindings: Sequence[Binding], progress: Callable[[str], None]
     ) -> dict[str, MeasuredType]:
         """Types that are bound to hardware, by name."""
-        bound = [binding for binding in bindings if binding.cpu is not None]
+        bound = [binding for binding in bindings if binding.hardware is not None]
         if not bound:
             return {}
         _check_measurable(question.trace, path)
@@ -148,15 +153,10 @@ class ProfileStage:
             seconds=self.seconds / len(bound),
         )
         return {
-            binding.type.name: measurement.on_cpu(binding.type.name, binding.cpu, progress)
+            binding.type.name: measurement.on_cpu(binding.type.name, binding.hardware, progress)
             for binding in bound
-            if binding.cpu is not None
+            if binding.hardware is not None
         }
-
-    def _looked(self, question: Question, bindings: Sequence[Binding]) -> Looked:
-        if not self.tables:
-            return Looked({}, ())
-        return silicon(question, [binding.type for binding in bindings])
 
 
 def _profiles(paths: Sequence[Path | str], trace: Path, loaded: Trace) -> dict[str, TableArtifact]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera_core.profile import stage
+from tessera_core.profile import sources
 from tessera_core.profile.merge import load_profiles
 from tessera_core.profile.model.roofline import ModelledTime
 from tessera_core.profile.stage import ProfileStage
@@ -27,7 +27,7 @@ def trace(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ["demo", "llama-tiny", "llama-3-8b-4-layers"])
 def test_captures_without_recorded_times_are_modelled(name: str, tmp_path: Path) -> None:
     captured = ROOT / "fixtures" / "captures" / f"{name}.trace"
-    ProfileStage(devices=("h200-sxm",)).run(captured, tmp_path / "x.profile.arrow")
+    ProfileStage(devices=("h200-sxm",), tables=False).run(captured, tmp_path / "x.profile.arrow")
     rows = [row for found in load_profiles([tmp_path / "x.profile.arrow"]).rows.values() for row in found]
     assert {row.source for row in rows} == {"modelled"}
 
@@ -108,7 +108,7 @@ def test_a_time_that_is_none_leaves_the_old_profile_as_it_was(
     output = tmp_path / "x.profile.arrow"
     ProfileStage(devices=("l4",)).run(trace, output)
     before = output.read_bytes()
-    monkeypatch.setattr(stage, "modelled_time", lambda kernel, device: ModelledTime(value, 0.0, 1.0, ""))
+    monkeypatch.setattr(sources, "modelled_time", lambda kernel, device: ModelledTime(value, 0.0, 1.0, ""))
     with pytest.raises(ArtifactError, match="median_us"):
         ProfileStage(devices=("l4",)).run(trace, output)
     assert output.read_bytes() == before
