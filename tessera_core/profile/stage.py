@@ -152,7 +152,7 @@ class ProfileStage:
     ) -> tuple[Measured, list[LinkRow], DeviceRow]:
         """Times, the link to a second worker where there is one, and the device itself."""
         from tessera_core.profile.measure.cpu import CpuMeasurement
-        from tessera_core.profile.measure.links import measure_link
+        from tessera_core.profile.measure.links_shared_memory import measure_link
         from tessera_core.profile.measure.overhead import segment_overhead_us
 
         budget = self.seconds / sharing

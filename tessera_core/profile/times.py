@@ -62,7 +62,7 @@ class LinkRow:
 
     ``send_us``/``receive_us``: time that the sender/receiver is busy beside the copy. ``latency_us``: from the
     sender's last instruction until a waiting receiver runs. ``occupies_sender``: the sender computes nothing
-    while it copies. ``residual``: median relative error of :meth:`transfer_us`.
+    while it copies. ``residual``: median relative error of :meth:`transfer_us`. ``detail``: times and errors by size.
     """
 
     source: str
@@ -76,6 +76,7 @@ class LinkRow:
     residual: float
     origin: Source
     transport: str
+    detail: str = ""
 
     def copy_us(self, size_bytes: int) -> float:
         """Time of moving ``size_bytes`` at the link's rate, without its latency."""
