@@ -73,13 +73,13 @@ class SizeFit:
     def describe(self) -> str:
         """Median time and error of every size, and the regimes, in words."""
         points = ", ".join(
-            f"{size_text(size)} {time:.3g} us ({residual:+.0%})"
+            f"{size_text(size)} {_time_text(time)} us ({residual:+.0%})"
             for size, time, residual in zip(self.sizes_bytes, self.times_us, self.residuals, strict=True)
         )
         if self.regimes is None:
             return f"median times and the line's error: {points}"
         below, above = (
-            f"{line.intercept_us:.3g} us and {line.gbit_per_s:.3g} Gbit/s" for line in self.regimes
+            f"{_time_text(line.intercept_us)} us and {line.gbit_per_s:,.1f} Gbit/s" for line in self.regimes
         )
         return (
             f"two regimes, {below} below {size_text(self.bend_bytes)}, {above} from there on;"
@@ -142,6 +142,10 @@ def _bent(fit: SizeFit) -> SizeFit | None:
 
 def _residuals(line: Line, sizes: Sequence[int], times: Sequence[float]) -> tuple[float, ...]:
     return tuple(line.time_us(size) / time - 1 for size, time in zip(sizes, times, strict=True))
+
+
+def _time_text(time_us: float) -> str:
+    return f"{time_us:,.1f}" if time_us < 100 else f"{time_us:,.0f}"
 
 
 def size_text(size_bytes: int) -> str:
