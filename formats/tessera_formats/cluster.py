@@ -1,4 +1,4 @@
-"""The cluster artifact (TOML, written by hand or by ``tessera probe``): devices, their types, and the links between them."""
+"""The cluster artifact (TOML, written by hand or by ``tessera probe``): devices, their types, and their links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine has to compute on: memory, and GPUs as CUDA reports them (CPU workers: ``cpu``).
+"""What this machine has to compute on: memory, GPUs as CUDA reports them, and the devices that a cluster file lists.
 
 PyTorch is imported when GPUs are asked for; a machine without it, or without CUDA, has none.
 """
@@ -7,6 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from tessera_core.devices.cpu import CpuDevice
+
+GIGABYTE = 1_000_000_000
 
 _CGROUP = "sys/fs/cgroup"
 _UNLIMITED = "max"
@@ -25,6 +30,31 @@ class FoundGpu:
     def torch_name(self) -> str:
         """How bindings and PyTorch call it."""
         return f"cuda:{self.index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """A device of a cluster file and where it is: a CPU worker, or a GPU (also of which it is a slice)."""
+
+    name: str
+    type: str
+    memory_bytes: int | None
+    domain: str
+    hardware: str
+    cpu: CpuDevice | None = None
+    gpu: FoundGpu | None = None
+
+    def row(self, host: str) -> dict[str, Any]:
+        """As the cluster file states it."""
+        memory = {} if self.memory_bytes is None else {"memory_gb": round(self.memory_bytes / GIGABYTE, 2)}
+        return {
+            "name": self.name,
+            "type": self.type,
+            **memory,
+            "memory_domain": self.domain,
+            "host": host,
+            "hardware": self.hardware,
+        }
 
 
 def found_gpus() -> tuple[FoundGpu, ...]:

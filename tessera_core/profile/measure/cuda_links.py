@@ -8,6 +8,7 @@ memory is pinned, as the executor's is.
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -117,8 +118,6 @@ def _timed(pairs: list[tuple[Any, Any]], seconds: float) -> SizeFit:
             events[-1].synchronize()
             if rounds:  # the first round touches memory and opens ways between devices for the first time
                 sizes += [size] * COPIES
-                times += [
-                    1e3 * one.elapsed_time(next_) for one, next_ in zip(events, events[1:], strict=False)
-                ]
+                times += [1e3 * before.elapsed_time(after) for before, after in pairwise(events)]
         rounds += 1
     return fit_sizes(np.array(sizes, dtype=np.int64), np.array(times))
