@@ -87,7 +87,7 @@ class ProbeStage:
             kind = known.reported(gpu.name)
             if kind is None:
                 notes.append(
-                    f"{gpu.torch_name} is an {gpu.name}, which the catalogue of {known.date} does not hold; add it to a catalogue of yours"
+                    f"{gpu.torch_name} is an {gpu.name}, which the catalogue of {known.date} does not hold"
                 )
                 continue
             units += self._of_gpu(gpu, kind.name)
