@@ -27,7 +27,7 @@ CPU_TYPE = "cpu-1thread"
 MEMORY_SHARE = 0.9
 """Of the memory that is available, the part that is stated: the system and the workers themselves want some."""
 
-_WIDTH = 110  # of a comment, after which it is broken
+_WIDTH = 108  # of a comment, after which it is broken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
