@@ -27,6 +27,11 @@ CONDITIONS = ("alone", "beside", "copies")
 CACHES = ("sequence", "warm", "cold")
 """sequence: as the kernel runs within whole iterations; warm: repeated alone; cold: caches flushed before."""
 
+TRANSPORTS = ("device-memory", "peer-copy", "shared-memory", "pinned-host", "nccl", "gloo")
+"""How bytes move between two devices. Where a pair was measured with several, the first of these that it has is the
+one to plan with: it is the shortest way between devices of one host, and the one that the executor takes there. nccl
+and gloo alone also reach another host."""
+
 TIMES = TableSchema(
     name="times",
     meaning="one row per kernel signature, part, device type, condition and cache state",
@@ -85,7 +90,8 @@ _LINK = Record(
         Field(name="samples", type="integer", meaning="timed transfers", minimum=0),
         Field(name="residual", type="number", meaning="median relative error of the fit", minimum=0),
         Field(name="origin", type="string", meaning="where it comes from", choices=SOURCES),
-        Field(name="transport", type="string", meaning="e.g. shared-memory"),
+        Field(name="transport", type="string", meaning="how the bytes move, one of TRANSPORTS"),
+        Field(name="detail", type="string", meaning="median times and errors by size", required=False),
         Field(name="dated", type="string", meaning="when measured (UTC, ISO 8601)", required=False),
     )
 )

@@ -182,9 +182,9 @@ def _stated_links(
             stated[pair] = Link(
                 latency_us=float(row["latency_us"]),
                 gbit_per_s=float(row["gbit_per_s"]),
-                send_us=0.0,
-                receive_us=0.0,
-                occupies_sender=False,
+                send_us=float(row.get("send_us", 0.0)),
+                receive_us=float(row.get("receive_us", 0.0)),
+                occupies_sender=row.get("occupies_sender", False),
             )
     return stated
 

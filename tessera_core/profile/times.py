@@ -57,7 +57,8 @@ class LinkRow:
 
     ``send_us``/``receive_us``: time that the sender/receiver is busy beside the copy. ``latency_us``: from the
     sender's last instruction until a waiting receiver runs. ``occupies_sender``: the sender computes nothing
-    while it copies. ``residual``: median relative error of :meth:`transfer_us`. ``dated``: when measured (UTC).
+    while it copies. ``residual``: median relative error of :meth:`transfer_us`. ``detail``: times and errors by size.
+    ``dated``: when measured (UTC).
     """
 
     source: str
@@ -71,6 +72,7 @@ class LinkRow:
     residual: float
     origin: Source
     transport: str
+    detail: str = ""
     dated: str = ""
 
     def copy_us(self, size_bytes: int) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tessera_core.devices.cpu import CpuDevice, cpu_device, processor_name, usable_cpus
 from tessera_core.profile.measure.cpu import CpuMeasurement, WholeTime
-from tessera_core.profile.measure.links import measure_link
+from tessera_core.profile.measure.links_shared_memory import measure_link
 from tessera_core.profile.measure.overhead import segment_overhead_us
 from tessera_core.profile.times import Condition, DeviceRow, LinkRow, TimeRow
 from tessera_core.program.ir import Trace
