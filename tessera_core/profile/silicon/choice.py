@@ -62,6 +62,18 @@ def preferred(family: str) -> tuple[str, ...]:
     return PREFERENCE.get(family, OTHERWISE)
 
 
+def newest(
+    package: SiliconPackage, family: str, framework: str, device_type: str, dtype: str
+) -> SiliconTable | None:
+    """The table of a framework's newest version that has ``dtype`` on ``device_type``."""
+    own = [source for source in sources(package, device_type, family) if source.framework == framework]
+    for source in sorted(own, key=lambda source: _version(source.version), reverse=True):
+        table = read_table(source, dtype)
+        if table is not None:
+            return table
+    return None
+
+
 def _rank(family: str, framework: str) -> int:
     order = preferred(family)
     return order.index(framework) if framework in order else len(order)
