@@ -209,25 +209,33 @@ def _grouped(call: _Call) -> Work | None:
     return _sized(call, weights[0], m, weights[-1], rows[-1], call.is_weight(1))
 
 
-def _convolution(call: _Call) -> Work | None:
+def _convolution(call: _Call, groups_at: int = 8, transposed_at: int | None = 6) -> Work | None:
     """The product that a convolution implies: output positions by output channels, over a window's inputs."""
     kernel = call.shape(1)
-    groups = call.argument(8, "groups") or 1
-    if call.made is None or call.argument(6, "transposed"):
+    groups = call.argument(groups_at, "groups") or 1
+    if call.made is None or (transposed_at is not None and call.argument(transposed_at, "transposed")):
         return None
     m = call.made.shape[0] * math.prod(call.made.shape[2:])
     return _sized(call, groups, m, kernel[0] // groups, math.prod(kernel[1:]), call.is_weight(1))
 
 
-def _attention(call: _Call) -> Work | None:
-    """Scaled dot-product attention: causal is a prompt's; one position, or heads folded into positions, decoding."""
+def _attention(call: _Call, mask_at: int | None, causal_at: int, tokens_first: bool = False) -> Work | None:
+    """Attention: causal is a prompt's; one position, or heads folded into positions, is decoding.
+
+    ``mask_at``, ``causal_at``: where the operator takes them. ``tokens_first``: (batch, tokens, heads, width).
+    """
     query, key = call.shape(0), call.shape(1)
-    mask, causal = call.argument(3, "attn_mask"), call.argument(5, "is_causal") is True
+    if len(query) < 3:
+        return None
+    if tokens_first:
+        query, key = ((*shape[:-3], shape[-2], shape[-3], shape[-1]) for shape in (query, key))
+    mask = None if mask_at is None else call.argument(mask_at, "attn_mask")
+    causal = bool(call.argument(causal_at, "is_causal"))
     batch, heads, kv_heads = math.prod(query[:-3]), query[-3], key[-3]
     queries, context = query[-2], key[-2]
     phase: Phase = "prefill" if causal else "encoder"
     if isinstance(mask, TensorRef):
-        if call.phase == "decode" and mask.shape[-2] == 1:
+        if call.phase == "decode" and (mask.shape[-2] == 1 or mask.stride[-2] == 0):
             # All positions see the same keys: they are the query heads that share a key head.
             phase, heads, queries = "decode", heads * queries, 1
         else:
@@ -331,8 +339,18 @@ _READERS: Mapping[tuple[str, str], Callable[[_Call], Work | None]] = {
     **{("aten", name): _matrix_vector for name in ("mv", "addmv")},
     **{("aten", name): _grouped for name in ("_grouped_mm", "_scaled_grouped_mm")},
     ("aten", "linear"): _linear,
-    ("aten", "convolution"): _convolution,
-    ("aten", "scaled_dot_product_attention"): _attention,
+    **{("aten", name): _convolution for name in ("convolution", "_convolution")},
+    ("aten", "cudnn_convolution"): lambda call: _convolution(call, 5, None),
+    # The tracer records the portable operator; profiles from elsewhere hold the variant that ran.
+    ("aten", "scaled_dot_product_attention"): lambda call: _attention(call, 3, 5),
+    ("aten", "_scaled_dot_product_attention_math"): lambda call: _attention(call, 3, 5),
+    ("aten", "_scaled_dot_product_fused_attention_overrideable"): lambda call: _attention(call, 3, 5),
+    ("aten", "_scaled_dot_product_flash_attention"): lambda call: _attention(call, None, 4),
+    ("aten", "_scaled_dot_product_efficient_attention"): lambda call: _attention(call, 3, 6),
+    ("aten", "_scaled_dot_product_cudnn_attention"): lambda call: _attention(call, 3, 6),
+    ("aten", "_cudnn_attention_forward"): lambda call: _attention(call, 3, 10),
+    ("aten", "_flash_attention_forward"): lambda call: _attention(call, None, 8, True),
+    ("aten", "_efficient_attention_forward"): lambda call: _attention(call, 3, 9, True),
     ("tessera", "sink_attention"): _sink_attention,
     ("tessera", "latent_attention"): _latent_attention,
     ("tessera", "clamped_experts"): lambda call: _experts(call, 5, 1),

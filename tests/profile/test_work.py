@@ -1,4 +1,5 @@
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,13 +115,15 @@ def test_a_weight_shared_by_the_whole_batch_is_one_product() -> None:
     assert work == Product(dtype="bfloat16", count=1, m=666, n=1536, k=1536, weight=True)
 
 
-def product(target: str, shapes: list[tuple[int, ...]], weight: int | None = 1, **named: Any) -> Work:
-    """The hand-made trace's product as another operator on tensors of ``shapes``, one of them a weight."""
+def product(
+    target: str, shapes: list[tuple[int, ...]], weight: int | None = 1, more: Sequence[Any] = ()
+) -> Work:
+    """The hand-made trace's product as another operator on ``shapes``, one of them a weight's, then ``more``."""
     trace: Trace = tiny_trace()
     program = trace.programs[0]
     first, second = (buffer.id for buffer in trace.buffers if buffer.name in ("x", "w"))
     tensors = list(trace.tensors)
-    given = []
+    given: list[Any] = []
     for index, shape in enumerate(shapes):
         stride = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
         buffer = second if index == weight else first
@@ -128,7 +131,7 @@ def product(target: str, shapes: list[tuple[int, ...]], weight: int | None = 1, 
             TensorRef(id=len(tensors), buffer=buffer, dtype="float32", shape=shape, stride=stride, offset=0)
         )
         given.append({"tensor": len(tensors) - 1})
-    op: Op = replace(program.ops[0], target=target, arguments={"args": given, "kwargs": named})
+    op: Op = replace(program.ops[0], target=target, arguments={"args": [*given, *more], "kwargs": {}})
     program = replace(program, ops=(op, *program.ops[1:]))
     return work_of(replace(trace, tensors=tuple(tensors), programs=(program,)), program, program.kernels[0])
 
@@ -169,3 +172,30 @@ def test_a_product_counts_for_what_is_fused_to_it() -> None:
     )
     alone = work_of(trace, program, program.kernels[1])
     assert isinstance(alone, Streaming) and alone.pointwise and alone.ops == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "shapes", "more"),
+    [
+        ("_scaled_dot_product_flash_attention", [(2, 8, 16, 64), (2, 2, 16, 64)], [0.0, True]),
+        ("_scaled_dot_product_cudnn_attention", [(2, 8, 16, 64), (2, 2, 16, 64)], [None, False, 0.0, True]),
+        (
+            "_scaled_dot_product_efficient_attention",
+            [(2, 8, 16, 64), (2, 2, 16, 64)],
+            [None, False, 0.0, True],
+        ),
+        ("_flash_attention_forward", [(2, 16, 8, 64), (2, 16, 2, 64)], [None, None, 16, 16, 0.0, True]),
+        ("_efficient_attention_forward", [(2, 16, 8, 64), (2, 16, 2, 64)], [None] * 5 + [0.0, 1]),
+        (
+            "_cudnn_attention_forward",
+            [(2, 8, 16, 64), (2, 2, 16, 64)],
+            [None, None, None, 16, 16, False, 0.0, True],
+        ),
+    ],
+)
+def test_recorded_variants_of_attention(target: str, shapes: list[tuple[int, ...]], more: list[Any]) -> None:
+    found = product(f"aten.{target}.default", [*shapes, shapes[1]], None, more)
+    assert found == Attention(
+        dtype="float32", phase="prefill", batch=2, queries=16, context=16, heads=8, kv_heads=2, head_dim=64,
+        window=None,
+    )  # fmt: skip

@@ -17,6 +17,8 @@ PREFERENCE: Mapping[str, tuple[str, ...]] = {
     "products": ("trtllm", "vllm", "sglang"),
     "latent-prefill": ("sglang", "trtllm"),
     "latent-decode": ("sglang", "trtllm"),
+    "latent-keys": ("sglang", "trtllm"),
+    "latent-values": ("sglang", "trtllm"),
 }
 """Frameworks by family, the preferred first.
 

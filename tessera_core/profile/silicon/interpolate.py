@@ -26,6 +26,8 @@ LEVELS: Mapping[str, tuple[str, ...]] = {
     "attention-encoder": ("head_dim", "heads", "batch", "queries"),
     "latent-prefill": ("heads", "batch", "queries"),
     "latent-decode": ("heads", "batch", "context"),
+    "latent-keys": ("heads", "tokens"),
+    "latent-values": ("heads", "tokens"),
     "experts": ("experts", "top_k", "hidden", "intermediate", "tokens"),
     "convolution-prefill": ("channels", "batch", "length"),
     "convolution-decode": ("channels", "batch", "length"),

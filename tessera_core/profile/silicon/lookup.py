@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tessera_core.profile.silicon.choice import chosen
 from tessera_core.profile.silicon.families import TABLE_DTYPES
 from tessera_core.profile.silicon.interpolate import Interpolated, time_at
+from tessera_core.profile.silicon.rates import LATENT_KEY, LATENT_RANK, LATENT_VALUE, LATENT_WIDTH
 from tessera_core.profile.silicon.stacks import BETWEEN_STACKS
 from tessera_core.profile.silicon.tables import (
     DISTRIBUTION,
@@ -25,9 +26,6 @@ from tessera_core.profile.times import TimeRow
 from tessera_core.profile.work import Attention, Experts, Product, Scan, Work, work_of
 from tessera_core.program.ir import Kernel, Program, Trace
 from tessera_formats.deps import WHOLE
-
-LATENT_KEY, LATENT_CACHE = 192, 576
-"""Head widths of multi-head latent attention over a prompt, and of the row that it caches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +103,7 @@ def asked_of(work: Work) -> Asked | None:
     """What to ask of which family for ``work``; None for what only streams."""
     match work:
         case Product():
-            sizes = {"m": work.m, "n": work.n, "k": work.k}
-            if work.count > 1:
-                return _none(work.dtype, "batched products")
-            return Asked(family="products", sizes=sizes, dtype=work.dtype, converts=True)
+            return _asked_product(work)
         case Attention():
             return _asked_attention(work)
         case Experts():
@@ -141,6 +136,19 @@ def _none(dtype: str, kind: str) -> Asked:
     return Asked(family=None, sizes={}, dtype=dtype, converts=False, reason=f"no table of {kind}")
 
 
+def _asked_product(work: Product) -> Asked:
+    family, sizes = "products", {"m": work.m, "n": work.n, "k": work.k}
+    if work.count > 1:
+        sizes = {"heads": work.count, "tokens": work.m}
+        if work.weight and (work.k, work.n) == (LATENT_VALUE, LATENT_RANK):
+            family = "latent-keys"
+        elif work.weight and (work.k, work.n) == (LATENT_RANK, LATENT_VALUE):
+            family = "latent-values"
+        else:
+            return _none(work.dtype, "batched products")
+    return Asked(family=family, sizes=sizes, dtype=work.dtype, converts=True)
+
+
 def _asked_attention(work: Attention) -> Asked:
     shared = {"batch": work.batch, "heads": work.heads}
     single = {
@@ -149,7 +157,7 @@ def _asked_attention(work: Attention) -> Asked:
         "window": work.window if work.window is not None and work.window < work.context else 0,
     }
     if work.phase == "decode":
-        latent = work.kv_heads == 1 and work.head_dim == LATENT_CACHE
+        latent = work.kv_heads == 1 and work.head_dim == LATENT_WIDTH
         family = "latent-decode" if latent else "attention-decode"
         sizes = shared | ({} if latent else single) | {"context": work.context}
     elif work.queries != work.context:

@@ -20,6 +20,8 @@ BETWEEN_STACKS: Mapping[str, float] = {
     "experts": 0.52,
     "latent-prefill": 1.17,
     "latent-decode": 0.20,
+    "latent-keys": 0.12,
+    "latent-values": 0.06,
     "convolution-prefill": 0.52,
     "convolution-decode": 0.52,
 }

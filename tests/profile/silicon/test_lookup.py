@@ -138,5 +138,7 @@ def test_attention_is_asked_for_in_the_tables_terms() -> None:
     assert latent is not None and latent.family == "latent-decode"
     part = asked_of(replace(work, phase="prefill", queries=16))
     assert part is not None and part.family is None and "earlier keys" in part.reason
+    keys = asked_of(Product(dtype="bfloat16", count=128, m=64, n=512, k=128, weight=True))
+    assert keys is not None and (keys.family, keys.sizes) == ("latent-keys", {"heads": 128, "tokens": 64})
     batched = asked_of(Product(dtype="bfloat16", count=4, m=1, n=8, k=8, weight=True))
     assert batched is not None and batched.family is None
