@@ -144,13 +144,28 @@ class _Call:
         return self.given[index] if index < len(self.given) else self.named.get(name)
 
 
+_BY_SHAPE = frozenset({"mm", "bmm", "addmm", "baddbmm", "linear"})
+"""Operators whose work follows from shapes alone: all that a profile without storages tells of its calls."""
+
+
+def _is_described(argument: Any) -> bool:
+    """Whether it is a tensor of which dtype and shape were recorded, and no storage."""
+    return isinstance(argument, dict) and "shape" in argument and "tensor" not in argument
+
+
 def _op_work(trace: Trace, program: Program, op: Op, dtype: str) -> Work | None:
     namespace, _, rest = op.target.partition(".")
-    read = _READERS.get((namespace, rest.partition(".")[0]))
+    name = rest.partition(".")[0]
+    read = _READERS.get((namespace, name))
     if read is None:
+        return None
+    if any(_is_described(argument) for argument in op.arguments["args"]) and name not in _BY_SHAPE:
         return None
 
     def value(argument: Any) -> Any:
+        if _is_described(argument):
+            shape = tuple(argument["shape"])
+            return TensorRef(id=-1, buffer=-1, dtype=argument["dtype"], shape=shape, stride=(), offset=0)
         if isinstance(argument, dict) and "tensor" in argument:
             return trace.tensors[argument["tensor"]]
         return argument
