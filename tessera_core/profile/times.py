@@ -1,7 +1,8 @@
 """Profiles as the later stages read them: one or several artifacts merged into times, links and overheads.
 
 Merging never averages. Of two rows for the same thing the better source wins (measured, then silicon tables,
-then modelled), then the one with more samples, then the one named first.
+then modelled), then the one with more samples, then the one named first. Of links over several transports the one
+that runs take between devices of one host wins, however many samples another has.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tessera_formats.artifact import TableArtifact
 from tessera_formats.deps import WHOLE
 from tessera_formats.document import document_checksum
 from tessera_formats.errors import InputError
-from tessera_formats.profile import CACHES, CONDITIONS, SOURCES, read_profile
+from tessera_formats.profile import CACHES, CONDITIONS, SOURCES, TRANSPORTS, read_profile
 from tessera_formats.trace import check_same_program
 
 Condition = Literal["alone", "beside", "copies"]
@@ -185,9 +186,7 @@ def merge_profiles(artifacts: Mapping[str, TableArtifact]) -> Times:
         for fields in item.header["links"]:
             link = LinkRow(**fields)
             pair = (link.source, link.destination)
-            if pair not in links or _rank(link.origin, link.samples) < _rank(
-                links[pair].origin, links[pair].samples
-            ):
+            if pair not in links or _link_rank(link) < _link_rank(links[pair]):
                 links[pair] = link
         for fields in item.header["devices"]:
             device = DeviceRow(**fields)
@@ -206,6 +205,11 @@ def merge_profiles(artifacts: Mapping[str, TableArtifact]) -> Times:
 
 def _rank(source: str, samples: int) -> tuple[int, int]:
     return SOURCES.index(source), -samples
+
+
+def _link_rank(link: LinkRow) -> tuple[int, int, int]:
+    """Measured before modelled; then the transport that runs take between devices of one host."""
+    return SOURCES.index(link.origin), TRANSPORTS.index(link.transport), -link.samples
 
 
 def _grouped(rows: Iterable[TimeRow]) -> dict[tuple[str, str, str], tuple[TimeRow, ...]]:

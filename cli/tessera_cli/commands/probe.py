@@ -38,7 +38,8 @@ def command(
 ) -> None:
     """Write this machine as a cluster file.
 
-    Devices, their free memory, and measured links between them. What can't be measured is left out of the file, with a line that says so.
+    Devices, their free memory, and measured links between them. What can't be measured is left out of the file,
+    with a line that says so.
     """
     from pathlib import Path
 
