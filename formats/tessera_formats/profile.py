@@ -90,7 +90,7 @@ _LINK = Record(
         Field(name="samples", type="integer", meaning="timed transfers", minimum=0),
         Field(name="residual", type="number", meaning="median relative error of the fit", minimum=0),
         Field(name="origin", type="string", meaning="where it comes from", choices=SOURCES),
-        Field(name="transport", type="string", meaning="how the bytes move, one of TRANSPORTS"),
+        Field(name="transport", type="string", meaning="how the bytes move", choices=TRANSPORTS),
         Field(name="detail", type="string", meaning="median times and errors by size", required=False),
         Field(name="dated", type="string", meaning="when measured (UTC, ISO 8601)", required=False),
     )

@@ -80,6 +80,11 @@ def found_gpus() -> tuple[FoundGpu, ...]:
     return tuple(gpus)
 
 
+def has_nvidia_driver(root: Path = Path("/")) -> bool:
+    """Whether a driver for NVIDIA GPUs is loaded, be PyTorch able to use it or not."""
+    return (root / "dev/nvidiactl").exists()
+
+
 def available_memory_bytes(root: Path = Path("/")) -> int | None:
     """Bytes that new work can have without swapping; None where the system doesn't say.
 

@@ -14,7 +14,7 @@ from textwrap import wrap
 from typing import Any
 
 from tessera_core.devices.cpu import CpuDevice, processor_name, usable_cpus
-from tessera_core.devices.here import FoundGpu, Unit, available_memory_bytes, found_gpus
+from tessera_core.devices.here import FoundGpu, Unit, available_memory_bytes, found_gpus, has_nvidia_driver
 from tessera_core.profile.catalogue import Catalogue, catalogue
 from tessera_core.profile.probe_links import Way, ways_between
 from tessera_core.profile.times import LinkRow
@@ -83,6 +83,8 @@ class ProbeStage:
             raise InputError(
                 f"--slices {_sum_text(self.slices)}: there is no GPU here that PyTorch can use; leave it out"
             )
+        if not gpus and has_nvidia_driver():
+            notes.append("GPUs: an NVIDIA driver is loaded, but PyTorch can use none; install one with CUDA")
         for gpu in gpus:
             kind = known.reported(gpu.name)
             if kind is None:

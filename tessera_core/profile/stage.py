@@ -69,7 +69,7 @@ class ProfileStage:
             answer = replace(
                 answer,
                 rows=[row for rows in times.rows.values() for row in rows],
-                links=list(times.links.values()),
+                links=times.every_link,
                 devices=list(times.devices.values()),
                 conflicts=times.conflicts,
             )

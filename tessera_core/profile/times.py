@@ -123,6 +123,7 @@ class Times:
     """One or several profiles of one trace, merged.
 
     ``program_digest``: the trace's. ``digest``: of all that was merged. ``conflicts``: where they did not agree.
+    ``links``: those that count for a pair of types; ``every_link``: also those of its other transports.
     """
 
     program_digest: str
@@ -130,6 +131,7 @@ class Times:
     rows: Mapping[tuple[str, str, str], tuple[TimeRow, ...]]
     links: Mapping[tuple[str, str], LinkRow]
     devices: Mapping[str, DeviceRow]
+    every_link: tuple[LinkRow, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
 
     def time(

@@ -121,7 +121,7 @@ def describe_plan(plan: Mapping[str, Any]) -> Facts:
 
 def describe_cluster(cluster: Mapping[str, Any]) -> Facts:
     """Devices and links as the file states them."""
-    optional = ("count", "memory_gb", "memory_domain", "price_per_hour", "host")
+    optional = ("count", "memory_gb", "memory_domain", "price_per_hour", "host", "hardware")
     devices = tuple(
         (row["name"], row["type"], *(row.get(name) for name in optional)) for row in cluster["device"]
     )
@@ -130,6 +130,8 @@ def describe_cluster(cluster: Mapping[str, Any]) -> Facts:
             " - ".join(row["between"]) if "between" in row else f"{row.get('from')} -> {row.get('to')}",
             row["gbit_per_s"],
             row["latency_us"],
+            row.get("transport"),
+            row.get("measured"),
         )
         for row in cluster.get("link", [])
     )
@@ -138,7 +140,7 @@ def describe_cluster(cluster: Mapping[str, Any]) -> Facts:
         {"devices": sum(row.get("count", 1) for row in cluster["device"])},
         (
             FactTable("device", ("name", "type", *optional), devices),
-            FactTable("link", ("between", "gbit_per_s", "latency_us"), links),
+            FactTable("link", ("between", "gbit_per_s", "latency_us", "transport", "measured"), links),
         ),
     )
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera_core.devices.here import available_memory_bytes, found_gpus
+from tessera_core.devices.here import available_memory_bytes, found_gpus, has_nvidia_driver
 
 
 def system(root: Path, meminfo: str | None, limit: str | None = None, used: str = "0") -> Path:
@@ -38,6 +38,13 @@ def test_available_memory(
     tmp_path: Path, meminfo: str | None, limit: str | None, used: str, expected: int | None
 ) -> None:
     assert available_memory_bytes(system(tmp_path / "root", meminfo, limit, used)) == expected
+
+
+def test_a_driver_shows_itself(tmp_path: Path) -> None:
+    assert not has_nvidia_driver(tmp_path)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    assert has_nvidia_driver(tmp_path)
 
 
 def test_this_machine_has_memory() -> None:

@@ -36,6 +36,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(gpus: tuple[FoundGpu, ...], cpus: int) -> list[tuple[Any, ...]]:
         asked: list[tuple[Any, ...]] = []
         monkeypatch.setattr(probe, "found_gpus", lambda: gpus)
+        monkeypatch.setattr(probe, "has_nvidia_driver", lambda: bool(gpus))
         monkeypatch.setattr(probe, "usable_cpus", lambda: tuple(range(cpus)))
         monkeypatch.setattr(probe, "available_memory_bytes", lambda: 20_000_000_000)
 
@@ -75,8 +76,8 @@ def test_workers_of_a_machine_without_gpu(machine: Any, tmp_path: Path) -> None:
         ("shared-memory", True),
         ("gloo", False),
     ]
-    text = (tmp_path / "c.toml").read_text()
-    assert "# cpu0 to cpu1 by gloo: gloo" in text and "workers of one host use shared memory" in text
+    text = " ".join((tmp_path / "c.toml").read_text().replace("\n#", "").split())
+    assert "cpu0 to cpu1 by gloo: gloo" in text and "workers of one host use shared memory" in text
 
 
 def test_gpus_of_a_machine_and_what_the_catalogue_lacks(machine: Any, tmp_path: Path) -> None:
@@ -91,6 +92,15 @@ def test_gpus_of_a_machine_and_what_the_catalogue_lacks(machine: Any, tmp_path: 
     assert "cuda:2 is an NVIDIA Whatever" in line
     assert "NVIDIA Whatever" in (tmp_path / "c.toml").read_text()
     assert [row["transport"] for row in facts["links"] if not row["stated"]] == ["nccl"]
+
+
+def test_gpus_that_pytorch_cannot_use_are_told(
+    machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine((), 2)
+    monkeypatch.setattr(probe, "has_nvidia_driver", lambda: True)
+    facts = ProbeStage().run(tmp_path / "c.toml").as_json()
+    assert ["PyTorch can use none" in row["what"] for row in facts["left out"]] == [True]
 
 
 def test_slices_are_devices_of_one_memory(machine: Any, tmp_path: Path) -> None:

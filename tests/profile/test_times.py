@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tessera_core.profile.merge import conflict_table, load_profiles, merge_profiles, profile_content
 from tessera_core.profile.times import (
+    Condition,
     DeviceRow,
     LinkRow,
     TimeRow,
@@ -116,6 +117,21 @@ def test_the_wanted_condition_is_preferred_and_another_will_do() -> None:
     assert merge_profiles({"a": profile(MEASURED)}).time("s", "l4", "beside") == MEASURED
 
 
+@pytest.mark.parametrize(
+    ("held", "wanted", "taken"),
+    [
+        (("alone", "copies"), "beside", "copies"),
+        (("alone", "beside"), "copies", "beside"),
+        (("beside", "copies"), "alone", "beside"),
+    ],
+)
+def test_where_a_condition_is_missing_the_nearest_load_stands_in(
+    held: tuple[Condition, ...], wanted: Condition, taken: Condition
+) -> None:
+    times = merge_profiles({"a": profile(*(replace(MEASURED, condition=condition) for condition in held))})
+    assert times.time("s", "l4", wanted).condition == taken
+
+
 def test_a_modelled_time_does_not_stand_beside_a_measured_one() -> None:
     beside = replace(MEASURED, condition="beside")
     times = merge_profiles({"a": profile(ROW), "b": profile(beside)})
@@ -153,6 +169,20 @@ def test_the_measured_link_and_overhead_win() -> None:
     )
     assert times.link("l4", "l4") == LINK
     assert times.overhead_us("l4") == 5.0  # both modelled: the first
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_of_several_transports_the_one_that_runs_take_wins(order: tuple[int, ...]) -> None:
+    """However many samples another has; but a modelled link never wins over a measured one."""
+    links = (
+        LINK,
+        replace(LINK, transport="gloo", samples=999, latency_us=1.0),
+        replace(LINK, transport="device-memory", origin="modelled", latency_us=0.1),
+    )
+    times = merge_profiles({str(n): profile(ROW, links=[links[n]]) for n in order})
+    assert times.link("l4", "l4") == LINK
+    together = merge_profiles({"a": profile(ROW, links=[links[n] for n in order])})
+    assert together.link("l4", "l4") == LINK
 
 
 def test_a_transfer_costs_its_fixed_parts_and_its_bytes() -> None:

@@ -36,9 +36,10 @@ def command(
     ] = 10.0,
     json: options.Json = False,
 ) -> None:
-    """Write a cluster file of this machine: devices, free memory, and measured links.
+    """Write this machine as a cluster file.
 
-    What can't be measured is left out of the file, with a line that says so.
+    Devices, their free memory, and measured links between them. What can't be measured is left out of the file,
+    with a line that says so.
     """
     from pathlib import Path
 

@@ -25,7 +25,7 @@ def command(
     trust_model: options.Trust = False,
     json: options.Json = False,
 ) -> None:
-    """Time kernels and links here, look up or model devices elsewhere.
+    """Time kernels here, look up or model the rest.
 
     Every number says whether it was measured, looked up in published tables, or modelled. Profiles of several machines
     and days merge, here or in partition; the newest measurement counts.
