@@ -36,7 +36,7 @@ class ProbeStage:
 
     ``cpus``: CPU workers; None: all usable CPUs where there is no GPU, else none. ``slices``: multiprocessors of each
     slice that every GPU is cut into; empty: GPUs are whole. ``host``: what the file calls the machine. ``measure``:
-    whether links are timed.
+    whether links are timed. ``catalogues``: files of users' device types.
     """
 
     cpus: int | None = None
@@ -44,6 +44,7 @@ class ProbeStage:
     host: str = "host0"
     seconds: float = 10.0
     measure: bool = True
+    catalogues: tuple[Path, ...] = ()
 
     def run(self, output: Path | str, progress: Callable[[str], None] = lambda _: None) -> Facts:
         """Write the cluster file to ``output`` (``-``: standard output).
@@ -52,7 +53,7 @@ class ProbeStage:
         slices that a GPU can't be cut into. Nothing is written then.
         """
         gpus = found_gpus()
-        units, notes = self._units(gpus, catalogue())
+        units, notes = self._units(gpus, catalogue(self.catalogues))
         if not units:
             raise InputError(f"probe: finds no device to list ({'; '.join(notes)}); add --cpus 1")
         now = datetime.now(UTC).isoformat(timespec="seconds")

@@ -34,6 +34,7 @@ def command(
         float,
         typer.Option(min=0.1, callback=options.finite, help="Time to spend on all links together, about."),
     ] = 10.0,
+    catalogue: options.Catalogues = None,
     json: options.Json = False,
 ) -> None:
     """Write this machine as a cluster file.
@@ -51,6 +52,7 @@ def command(
         host=host,
         seconds=seconds,
         measure=measure,
+        catalogues=tuple(catalogue or ()),
     )
     shown = Output(json=json, artifact=output)
     shown.show(stage.run(output if output == "-" else Path(output), shown.progress))
