@@ -18,6 +18,9 @@ from tessera_formats.errors import InputError
 from tessera_formats.profile import CACHES, CONDITIONS, SOURCES, read_profile
 from tessera_formats.trace import check_same_program
 
+Z_90 = 1.6448536269514722
+"""Standard deviations from a normal distribution's median to either end of its 90% interval."""
+
 Condition = Literal["alone", "beside"]
 Source = Literal["measured", "silicon", "modelled"]
 
