@@ -40,7 +40,7 @@ PRIOR_WEIGHT = 2.0
 STEP = 0.01
 """Change of a logarithm over which slopes are taken."""
 
-STARTS: Sequence[Mapping[str, float]] = ({}, {"capacity": 7.0}, {"compute": 2.0, "border": 4.0})
+STARTS: Sequence[Mapping[str, float]] = ({}, {"compute": 2.0, "border": 4.0}, {"compute": 2.0, "cache": 0.6})
 """Factors on the prior from which fits start; the best end counts, as the choice among tiles makes valleys."""
 
 TOLERATED = 0.1

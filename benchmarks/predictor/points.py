@@ -14,6 +14,7 @@ from tessera_core.devices.modelled import ModelledDevice
 from tessera_core.profile.model.chips import chip_of
 from tessera_core.profile.model.demand import DEMANDS, Demand, Floats, Sizes
 from tessera_core.profile.model.physical import Chip, Coefficients, physical_time
+from tessera_core.profile.model.tables import table_sizes
 from tessera_core.profile.silicon.tables import SiliconPackage, read_table, sources
 
 FRAMEWORK = "sglang"
@@ -88,10 +89,7 @@ def points(package: SiliconPackage, gpu: str, kind: str) -> Points | None:
     if not tables:
         return None
     table = max(tables, key=lambda table: _number(table.source.version))
-    sizes = {name: column.astype(np.float64) for name, column in table.sizes.items()}
-    if kind == "attention-prefill":
-        ones = np.ones(len(table))
-        sizes = sizes | {"context": sizes["queries"], "causal": ones}
+    sizes = table_sizes(table)
     keys = tuple(zip(*(column.tolist() for column in table.sizes.values())))
     return Points(
         gpu=gpu, kind=kind, sizes=sizes, time_us=table.time_us, keys=keys, table=table.source.name

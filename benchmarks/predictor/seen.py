@@ -95,13 +95,17 @@ def seen(package: SiliconPackage, gpu: str, kind: str) -> Seen | None:
     )
 
 
-def carried_weight(source: Seen, target: Seen) -> float:
-    """The share of the source's residual that predicts the target's calibrating points best (least median error)."""
+def carried_weight(source: Seen, target: Seen, corrected: bool) -> float:
+    """The share of the source's residual that predicts the target's calibrating points best (least median error).
+
+    ``corrected``: residuals beyond what neighbours say, as where the target's table is at hand.
+    """
     first, second = shared(source.points, target.points)
     shares = second.shares()
     rows = (shares >= HELD_OUT) & (shares < CALIBRATING)
     first, second = first.select(rows), second.select(rows)
-    theirs = residuals(first, source.fitted) - source.correction(first).residual
-    mine = residuals(second, target.fitted) - target.correction(second).residual
+    theirs, mine = residuals(first, source.fitted), residuals(second, target.fitted)
+    if corrected:
+        theirs, mine = theirs - source.correction(first).residual, mine - target.correction(second).residual
     errors = [float(np.median(np.abs(np.expm1(weight * theirs - mine)))) for weight in WEIGHTS]
     return float(WEIGHTS[int(np.argmin(errors))])
