@@ -6,9 +6,7 @@ import math
 from dataclasses import dataclass
 
 from tessera_core.profile.catalogue import Catalogue, DeviceType, Efficiency, catalogue
-
-Z_90 = 1.645
-"""Half-width of a normal distribution's 90% interval, in standard deviations."""
+from tessera_core.profile.times import Z_90
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +43,7 @@ class ModelledDevice:
         ``matrix``: on matrix units where the type has them for ``dtype``; otherwise on vector units, whose
         rate is float32's. A dtype without a rate of its own (float64, integers) is given float32's as well.
         """
-        wanted = self.type.substitute.get(dtype, dtype) if matrix else "float32"
-        if wanted.startswith("float8"):
-            wanted = "float8"
+        wanted = self._stands_for(dtype) if matrix else "float32"
         note = f" as {wanted}" if matrix and wanted != dtype and not wanted.startswith("float8") else ""
         rate = self._compute(wanted)
         if rate is None:
@@ -55,10 +51,22 @@ class ModelledDevice:
         assert rate is not None, f"{self.type.name} has no float32 rate"
         return Rate(rate.per_s, rate.log_deviation, f"{dtype}{note}, {rate.origin}")
 
+    def stated_flops_per_s(self, dtype: str) -> float:
+        """What the maker states for matrix products in ``dtype``; from the measured rate where nothing is stated."""
+        stated = self.type.datasheet
+        if stated is not None:
+            rates = stated.flops_per_s
+            return rates.get(self._stands_for(dtype), rates["float32"])
+        return self.compute(dtype, matrix=True).per_s / self.catalogue.compute.typical
+
     def floor_us(self, pointwise: bool, ops: int) -> float:
         """Least time of a kernel of ``ops`` ops."""
         floor = self.type.pointwise_floor_us if pointwise else self.type.other_floor_us
         return floor * ops if self.type.floor_per == "op" else floor
+
+    def _stands_for(self, dtype: str) -> str:
+        wanted = self.type.substitute.get(dtype, dtype)
+        return "float8" if wanted.startswith("float8") else wanted
 
     def _compute(self, dtype: str) -> Rate | None:
         measured, datasheet = self.type.measured, self.type.datasheet

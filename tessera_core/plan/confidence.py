@@ -21,13 +21,10 @@ from tessera_core.plan.figures import tokens_per_request
 from tessera_core.plan.ir import Plan
 from tessera_core.plan.placement import cost
 from tessera_core.plan.predict import Origin, RouteChoice
-from tessera_core.profile.times import Condition, TimeRow
+from tessera_core.profile.times import Z_90, Condition, TimeRow
 
 DRAWS = 256
 """A probability near 0.9 then has a standard error of 0.02."""
-
-Z_90 = 1.6448536269514722
-"""Standard deviations from the median to either end of a 90% interval."""
 
 Vector = npt.NDArray[np.float64]
 

@@ -9,9 +9,15 @@ from pathlib import Path
 
 from tessera_core.profile.binding import parse_bindings
 from tessera_core.profile.catalogue import DeviceType, catalogue
-from tessera_core.profile.merge import conflict_table, merge_profiles, profile_content
+from tessera_core.profile.merge import (
+    conflict_table,
+    merge_profiles,
+    open_profiles,
+    profile_content,
+    rows_of,
+)
 from tessera_core.profile.question import Question
-from tessera_core.profile.sources import Looked, modelled, recorded, silicon
+from tessera_core.profile.sources import Looked, modelled, recorded, references_of, silicon
 from tessera_core.profile.times import TimeRow, Times
 from tessera_core.profile.work import Work
 from tessera_core.program.ir import Kernel, Program, Trace
@@ -19,8 +25,8 @@ from tessera_core.program.store import trace_from_bundle
 from tessera_core.report.facts import Facts, FactTable
 from tessera_formats.artifact import TableArtifact
 from tessera_formats.errors import InputError
-from tessera_formats.profile import SOURCES, read_profile
-from tessera_formats.trace import check_same_program, read_trace
+from tessera_formats.profile import SOURCES
+from tessera_formats.trace import read_trace
 
 LEAST_PREFIX = 4
 """Characters from which the beginning of a signature names a kernel."""
@@ -49,13 +55,7 @@ class ExplainStage:
         bundle = read_trace(trace)
         question = Question.of(trace_from_bundle(bundle), bundle, catalogue(self.catalogues))
         program, kernel = find_kernel(question.trace, self.kernel)
-        artifacts = {str(path): read_profile(path) for path in self.merged}
-        check_same_program(
-            {
-                str(trace): question.trace.digest,
-                **{name: item.header["program_digest"] for name, item in artifacts.items()},
-            }
-        )
+        artifacts = open_profiles(self.merged, trace, question.trace)
         named = self.devices or tuple(
             dict.fromkeys(row["device_type"] for item in artifacts.values() for row in item.header["devices"])
         )
@@ -73,9 +73,13 @@ class ExplainStage:
         kinds = [binding.type for binding in bindings]
         only = question.only(kernel.signature)
         looked = silicon(only, kinds) if self.tables else Looked({}, ())
+        lent = open_profiles(self.references, trace, question.trace)
+        rows = [row for kind in kinds for row in recorded(only, kind)[0]]
+        known = references_of([*rows, *looked.rows.values(), *rows_of({**artifacts, **lent})])
         tables: list[FactTable] = []
         for kind in kinds:
-            candidates = _candidates(only, kind, artifacts, looked)
+            guessed = modelled(only, kind, [kernel.signature], known, tables=self.tables)
+            candidates = _candidates(only, kind, artifacts, looked, guessed)
             counting = _counting(question.trace.digest, candidates)
             tables.append(_candidate_table(kind, candidates, counting))
             tables += conflict_table(counting.conflicts)
@@ -123,7 +127,11 @@ def find_kernel(trace: Trace, text: str) -> tuple[Program, Kernel]:
 
 
 def _candidates(
-    question: Question, kind: DeviceType, artifacts: Mapping[str, TableArtifact], looked: Looked
+    question: Question,
+    kind: DeviceType,
+    artifacts: Mapping[str, TableArtifact],
+    looked: Looked,
+    guessed: Sequence[TimeRow],
 ) -> dict[TimeRow, list[str]]:
     """Every row that some source has for the one kernel of ``question``, with where it was found."""
     (signature,) = question.kernels
@@ -136,7 +144,7 @@ def _candidates(
     for row in recorded(question, kind)[0]:
         found.setdefault(row, []).append("the trace")
     table = looked.rows.get((kind.name, signature))
-    for row in [*([] if table is None else [table]), *modelled(question, kind, [signature])]:
+    for row in [*([] if table is None else [table]), *guessed]:
         found.setdefault(row, []).append("now")
     return found
 

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from tessera_core.profile.times import Conflict, DeviceRow, LinkRow, TimeRow, Times, fields_of
+from tessera_core.program.ir import Trace
 from tessera_core.report.facts import FactTable
 from tessera_formats.artifact import TableArtifact
 from tessera_formats.document import document_checksum
@@ -86,6 +87,22 @@ def merge_profiles(artifacts: Mapping[str, TableArtifact]) -> Times:
         devices=devices,
         conflicts=tuple(conflicts),
     )
+
+
+def open_profiles(paths: Sequence[Path | str], trace: Path, loaded: Trace) -> dict[str, TableArtifact]:
+    """Opened profiles of ``loaded``, by name; raises :class:`OriginError` for one of another program."""
+    found = {str(path): read_profile(path) for path in paths}
+    check_same_program(
+        {str(trace): loaded.digest, **{name: item.header["program_digest"] for name, item in found.items()}}
+    )
+    return found
+
+
+def rows_of(artifacts: Mapping[str, TableArtifact]) -> list[TimeRow]:
+    """What counts of all of them together."""
+    if not artifacts:
+        return []
+    return [row for rows in merge_profiles(artifacts).rows.values() for row in rows]
 
 
 def profile_content(

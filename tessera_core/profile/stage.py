@@ -7,7 +7,7 @@ model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from tessera_core.profile.binding import Binding, parse_bindings
 from tessera_core.profile.catalogue import catalogue
 from tessera_core.profile.facts import Answer, profile_facts
-from tessera_core.profile.merge import merge_profiles, profile_content
+from tessera_core.profile.merge import merge_profiles, open_profiles, profile_content, rows_of
 from tessera_core.profile.question import Question
-from tessera_core.profile.sources import Looked, modelled, modelled_device, recorded, silicon
+from tessera_core.profile.sources import Looked, modelled, modelled_device, recorded, references_of, silicon
 from tessera_core.profile.times import Condition, DeviceRow, TimeRow
 from tessera_core.program.guards import check_replayable
 from tessera_core.program.ir import Trace
@@ -25,8 +25,8 @@ from tessera_core.program.store import trace_from_bundle
 from tessera_core.report.facts import Facts
 from tessera_formats.artifact import TableArtifact
 from tessera_formats.errors import InputError
-from tessera_formats.profile import read_profile, write_profile
-from tessera_formats.trace import check_same_program, read_trace
+from tessera_formats.profile import write_profile
+from tessera_formats.trace import read_trace
 
 if TYPE_CHECKING:
     from tessera_core.profile.measure.bound import MeasuredType
@@ -38,8 +38,9 @@ class ProfileStage:
 
     ``beside``: hardware that runs the same work meanwhile, for times under the conditions "beside" and "copies".
     ``trust``: import user code that the trace names. ``seconds``: time to spend on measuring. ``merged``: profiles of
-    the same trace whose times are taken in. ``references``: profiles whose times the model carries over to other
-    types. ``catalogues``: files of users' device types. ``tables``: look times up in published tables.
+    the same trace whose times are taken in. ``references``: profiles that only lend the model their times of other
+    types, as merged ones do too. ``catalogues``: files of users' device types. ``tables``: look times up in published
+    tables.
     """
 
     devices: tuple[str, ...] = ()
@@ -61,8 +62,9 @@ class ProfileStage:
         bindings = self._bindings()
         bundle = read_trace(trace)
         question = Question.of(trace_from_bundle(bundle), bundle, catalogue(self.catalogues))
-        taken_in = _profiles(self.merged, trace, question.trace)
-        answer = self._answer(question, trace, bindings, progress)
+        taken_in = open_profiles(self.merged, trace, question.trace)
+        lent = open_profiles(self.references, trace, question.trace)
+        answer = self._answer(question, trace, bindings, {**taken_in, **lent}, progress)
         header, table = profile_content(question.trace.digest, answer.rows, answer.links, answer.devices)
         if taken_in:
             times = merge_profiles({"now": TableArtifact(header, table), **taken_in})
@@ -87,7 +89,12 @@ class ProfileStage:
         return parse_bindings(self.devices, self.beside, catalogue(self.catalogues))
 
     def _answer(
-        self, question: Question, path: Path, bindings: Sequence[Binding], progress: Callable[[str], None]
+        self,
+        question: Question,
+        path: Path,
+        bindings: Sequence[Binding],
+        lent: Mapping[str, TableArtifact],
+        progress: Callable[[str], None],
     ) -> Answer:
         measured = self._measured(question, path, bindings, progress)
         rows: list[TimeRow] = []
@@ -105,24 +112,31 @@ class ProfileStage:
         looked = silicon(question, open_types) if self.tables else Looked({}, ())
         for binding in bindings:
             name = binding.type.name
-            held: dict[str, TimeRow] = {}
-            conditions: tuple[Condition, ...] = ("alone",)
             if name in measured:
-                found = measured[name]
-                conditions = tuple(dict.fromkeys(row.condition for row in found.rows)) or conditions
-                timed = [row for row in found.rows if row.signature not in question.joins]
-                device = found.device
+                device = measured[name].device
+                timed = [row for row in measured[name].rows if row.signature not in question.joins]
             else:
                 timed, profiled = recorded(question, binding.type)
                 device = profiled or modelled_device(question, binding.type)
-            held = {row.signature: row for row in timed}
+            held = {row.signature for row in timed}
             lookups = [row for (kind, s), row in looked.rows.items() if kind == name and s not in held]
-            known = held.keys() | {row.signature for row in lookups}
-            rest = [signature for signature in question.kernels if signature not in known]
             rows += [*timed, *lookups]
-            for condition in conditions:
-                rows += modelled(question, binding.type, rest, condition)
             devices.append(device)
+        known = references_of([*rows, *looked.rows.values(), *rows_of(lent)])
+        for binding in bindings:
+            own = [row for row in rows if row.device_type == binding.type.name]
+            rest = question.kernels.keys() - {row.signature for row in own}
+            conditions: dict[Condition, None] = {"alone": None}
+            conditions |= dict.fromkeys(row.condition for row in own)
+            for condition in conditions:
+                rows += modelled(
+                    question,
+                    binding.type,
+                    [signature for signature in question.kernels if signature in rest],
+                    known,
+                    condition=condition,
+                    tables=self.tables,
+                )
         return Answer(
             rows=rows,
             links=[link for found in measured.values() for link in found.links],
@@ -157,15 +171,6 @@ class ProfileStage:
             for binding in bound
             if binding.hardware is not None
         }
-
-
-def _profiles(paths: Sequence[Path | str], trace: Path, loaded: Trace) -> dict[str, TableArtifact]:
-    """Opened profiles of ``loaded``, by name; raises :class:`OriginError` for one of another program."""
-    found = {str(path): read_profile(path) for path in paths}
-    check_same_program(
-        {str(trace): loaded.digest, **{name: item.header["program_digest"] for name, item in found.items()}}
-    )
-    return found
 
 
 def _check_measurable(trace: Trace, path: Path) -> None:

@@ -13,6 +13,9 @@ from tessera_formats.deps import WHOLE
 from tessera_formats.errors import InputError
 from tessera_formats.profile import CACHES, CONDITIONS
 
+Z_90 = 1.6448536269514722
+"""Standard deviations from a normal distribution's median to either end of its 90% interval."""
+
 Condition = Literal["alone", "beside", "copies"]
 Source = Literal["measured", "silicon", "modelled"]
 

@@ -43,7 +43,7 @@ def test_the_measured_time_counts_and_the_modelled_stands_beside_it(trace: Path)
     assert (first["counts"], first["source"], first["found_in"]) == (True, "measured", str(path))
     assert (first["origin"], first["dated"], first["apart_share"]) == ("NVIDIA L4, cuda:0", "2026-12-01", 0.0)
     assert (second["counts"], second["source"], second["found_in"]) == (False, "modelled", "now")
-    assert "roofline" in str(second["how"])
+    assert "launch floor" in str(second["how"])
     assert second["apart_share"] == pytest.approx(float(str(second["median_us"])) / 10.0 - 1, abs=0.01)
 
 

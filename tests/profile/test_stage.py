@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tessera_core.profile import sources
 from tessera_core.profile.merge import load_profiles
+from tessera_core.profile.model import predict
 from tessera_core.profile.model.roofline import ModelledTime
 from tessera_core.profile.stage import ProfileStage
 from tessera_core.program.store import load_trace, save_trace
@@ -108,7 +108,7 @@ def test_a_time_that_is_none_leaves_the_old_profile_as_it_was(
     output = tmp_path / "x.profile.arrow"
     ProfileStage(devices=("l4",)).run(trace, output)
     before = output.read_bytes()
-    monkeypatch.setattr(sources, "modelled_time", lambda kernel, device: ModelledTime(value, 0.0, 1.0, ""))
+    monkeypatch.setattr(predict, "modelled_time", lambda *_, **__: ModelledTime(value, 0.0, 1.0, ""))
     with pytest.raises(ArtifactError, match="median_us"):
         ProfileStage(devices=("l4",)).run(trace, output)
     assert output.read_bytes() == before
@@ -173,7 +173,7 @@ def test_slices_and_dtypes_are_types_of_their_own(trace: Path, tmp_path: Path) -
     ProfileStage(devices=names, tables=False).run(trace, output)
     times = load_profiles([output])
     whole, part, small, both = (times.time("sig-mm", name) for name in names)
-    assert part.median_us >= whole.median_us
+    assert part.median_us > 0.98 * whole.median_us  # both are bounded by the launch
     assert (whole.dtype, small.dtype, both.dtype) == ("float32", "float8", "float8")
     assert small.bytes == whole.bytes - 3 * 32 * 32  # one byte for each of the weight's four
     assert times.time("sig-add", names[2]).dtype == times.time("sig-add", names[0]).dtype

@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tessera_core.devices.modelled import Z_90, ModelledDevice
+from tessera_core.devices.modelled import ModelledDevice
+from tessera_core.profile.times import Z_90
+from tessera_core.profile.work import POINTWISE_KINDS
 from tessera_core.program.ir import Kernel
 
 MATRIX_KINDS = frozenset({"matmul", "attention", "convolution"})
 """Kernels that run on matrix units; all others compute on vector units and are nearly always memory-bound."""
-
-POINTWISE_KINDS = frozenset({"pointwise", "copy", "counter", "embedding"})
-"""Kernels without a reduction: they end as soon as the last block has run, so their floor is lower."""
 
 # The median of a normal distribution's absolute value, in standard deviations: turns a median error into one.
 _MEDIAN_OF_ABSOLUTE = 0.6745
@@ -35,17 +34,40 @@ class ModelledTime:
 
 def modelled_time(kernel: Kernel, device: ModelledDevice) -> ModelledTime:
     """The time of ``kernel`` on ``device``, in microseconds."""
-    moved = kernel.read_bytes + kernel.written_bytes
-    compute = device.compute(kernel.dtype, kernel.kind in MATRIX_KINDS)
+    return roofline_time(
+        flops=kernel.flops,
+        moved_bytes=kernel.read_bytes + kernel.written_bytes,
+        dtype=kernel.dtype,
+        matrix=kernel.kind in MATRIX_KINDS,
+        pointwise=kernel.kind in POINTWISE_KINDS,
+        ops=max(1, len(kernel.ops)),
+        device=device,
+    )
+
+
+def roofline_time(
+    *,
+    flops: float,
+    moved_bytes: float,
+    dtype: str,
+    matrix: bool,
+    pointwise: bool,
+    ops: int,
+    device: ModelledDevice,
+) -> ModelledTime:
+    """The time in microseconds of ``ops`` ops that compute ``flops`` and move ``moved_bytes``.
+
+    ``matrix``: on matrix units. ``pointwise``: without a reduction.
+    """
+    compute = device.compute(dtype, matrix)
     memory = device.memory()
-    pointwise = kernel.kind in POINTWISE_KINDS
     bounds = (
-        (device.floor_us(pointwise, max(1, len(kernel.ops))), 0.0, "launch floor"),
-        (kernel.flops / compute.per_s * 1e6, compute.log_deviation, f"compute ({compute.origin})"),
-        (moved / memory.per_s * 1e6, memory.log_deviation, f"memory ({memory.origin})"),
+        (device.floor_us(pointwise, ops), 0.0, "launch floor"),
+        (flops / compute.per_s * 1e6, compute.log_deviation, f"compute ({compute.origin})"),
+        (moved_bytes / memory.per_s * 1e6, memory.log_deviation, f"memory ({memory.origin})"),
     )
     time_us, rate_deviation, name = max(bounds, key=lambda bound: bound[0])
-    large = moved >= device.catalogue.large_from_l2_multiple * device.type.l2_bytes
+    large = moved_bytes >= device.catalogue.large_from_l2_multiple * device.type.l2_bytes
     error = device.catalogue.large_error if large else device.catalogue.small_error
     factor = interval_factor(error, rate_deviation)
     return ModelledTime(time_us, time_us / factor, time_us * factor, f"roofline: {name}")
