@@ -26,7 +26,7 @@ SETTLED, APART = 0.1, 0.2
 its roofline from there on."""
 
 SAME = 1e-9
-LEAST = 0.1
+LEAST = 0.04
 """Added to the difference of two neighbours: where they happen to agree a point between them need not."""
 
 Node: TypeAlias = tuple[list[float], list[int]]
@@ -96,12 +96,13 @@ class Lattice:
         if own is not None:
             if first.distance or second.distance or own.continued:
                 return own  # the neighbours lack the same finer size, and would only repeat what it says
-            return _together(own, self._between(held, left, right, first, second, wanted, level))
-        return self._between(held, left, right, first, second, wanted, level)
+            return _together(own, self._between(held, starts, left, right, first, second, wanted, level))
+        return self._between(held, starts, left, right, first, second, wanted, level)
 
     def _between(
         self,
         held: Sequence[float],
+        starts: Sequence[int],
         left: int,
         right: int,
         first: Value,
@@ -110,7 +111,7 @@ class Lattice:
         level: int,
     ) -> Value:
         share = (wanted - held[left]) / (held[right] - held[left])
-        half = self.between[level] * (LEAST + abs(first.value - second.value))
+        half = self.between[level] * (LEAST + self._roughness(starts, left, right, first, second, level))
         nearer, gap = (first, wanted - held[left]) if 2 * share <= 1 else (second, held[right] - wanted)
         return Value(
             (1 - share) * first.value + share * second.value,
@@ -118,6 +119,20 @@ class Lattice:
             max(gap, nearer.distance),
             first.continued or second.continued,
         )
+
+    def _roughness(
+        self, starts: Sequence[int], left: int, right: int, first: Value, second: Value, level: int
+    ) -> float:
+        """The difference of two neighbours; of the last size, if that is more, the mean of those on either side."""
+        difference = abs(first.value - second.value)
+        if level < len(self.coordinates) - 1:
+            return difference
+        outer = []
+        if left > 0:
+            outer.append(abs(float(self.values[starts[left - 1]]) - first.value))
+        if right < len(starts) - 2:
+            outer.append(abs(float(self.values[starts[right + 1]]) - second.value))
+        return max(difference, sum(outer) / len(outer)) if outer else difference
 
     def _continued(
         self, asked: _Asked, held: Sequence[float], starts: Sequence[int], last: tuple[int, Value], level: int
