@@ -17,6 +17,8 @@ PREFERENCE: Mapping[str, tuple[str, ...]] = {
     "products": ("trtllm", "vllm", "sglang"),
     "latent-prefill": ("sglang", "trtllm"),
     "latent-decode": ("sglang", "trtllm"),
+    "latent-keys": ("sglang", "trtllm"),
+    "latent-values": ("sglang", "trtllm"),
 }
 """Frameworks by family, the preferred first.
 
@@ -57,8 +59,25 @@ def chosen(
     return best
 
 
+def preferred(family: str) -> tuple[str, ...]:
+    """Frameworks for a family, the preferred first."""
+    return PREFERENCE.get(family, OTHERWISE)
+
+
+def newest(
+    package: SiliconPackage, family: str, framework: str, device_type: str, dtype: str
+) -> SiliconTable | None:
+    """The table of a framework's newest version that has ``dtype`` on ``device_type``."""
+    own = [source for source in sources(package, device_type, family) if source.framework == framework]
+    for source in sorted(own, key=lambda source: _version(source.version), reverse=True):
+        table = read_table(source, dtype)
+        if table is not None:
+            return table
+    return None
+
+
 def _rank(family: str, framework: str) -> int:
-    order = PREFERENCE.get(family, OTHERWISE)
+    order = preferred(family)
     return order.index(framework) if framework in order else len(order)
 
 

@@ -150,6 +150,18 @@ FAMILIES: Mapping[str, Family] = {
             fixed=_BFLOAT16_CACHE,
             own=_whole_context,
         ),
+        *(
+            Family(
+                name=f"latent-{part}",
+                folder="mla_bmm",
+                file="mla_bmm_perf.parquet",
+                sizes={"heads": "num_heads", "tokens": "num_tokens"},
+                precision="bmm_dtype",
+                fixed={"op_name": operation},
+                own=_as_written,
+            )
+            for part, operation in (("keys", "mla_gen_pre"), ("values", "mla_gen_post"))
+        ),
         Family(
             name="experts",
             folder="moe",
@@ -164,7 +176,7 @@ FAMILIES: Mapping[str, Family] = {
                 "parts": "moe_ep_size",
             },
             precision="moe_dtype",
-            fixed={"distribution": "power_law_1.01"},
+            fixed={"distribution": "power_law_1.01"},  # uneven, as routers choose, but not by much
             own=_width_per_device,
             without="nongated",
         ),

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera_core.profile.silicon.lattice import Lattice, Reach
+from tessera_core.profile.silicon.lattice import Lattice
 from tessera_core.profile.silicon.rates import Floats, Roofline, spanned_roofline
 from tessera_core.profile.silicon.tables import SiliconTable
 
@@ -26,6 +26,8 @@ LEVELS: Mapping[str, tuple[str, ...]] = {
     "attention-encoder": ("head_dim", "heads", "batch", "queries"),
     "latent-prefill": ("heads", "batch", "queries"),
     "latent-decode": ("heads", "batch", "context"),
+    "latent-keys": ("heads", "tokens"),
+    "latent-values": ("heads", "tokens"),
     "experts": ("experts", "top_k", "hidden", "intermediate", "tokens"),
     "convolution-prefill": ("channels", "batch", "length"),
     "convolution-decode": ("channels", "batch", "length"),
@@ -35,16 +37,19 @@ LEVELS: Mapping[str, tuple[str, ...]] = {
 EXACT = frozenset({"head_dim", "window", "experts", "top_k"})
 """Sizes that choose another kernel, or another routing, rather than more of the same."""
 
+GROWING = frozenset({"n", "k", "m", "queries", "context", "tokens", "length"})
+"""Sizes of which more is more of the same work, so that past the last a time may follow its roofline."""
+
 COVERAGE = 0.9
-SAMPLE = 300
-"""Points per size that calibrate a table; more change no factor by a tenth."""
+SAMPLE = 600
+"""Points per size that calibrate a table: with half as many, coverage scatters by three hundredths."""
 
 FEWEST = 20
 """With fewer points that calibrate a size, :data:`UNCALIBRATED` stands in."""
 
-UNCALIBRATED = Reach(1.0, 0.05)
-LEAST = (0.01, 0.02, 0.05, 0.1, 0.2)
-"""Differences below which neighbours say nothing of how far a point between them may lie."""
+UNCALIBRATED = 1.0
+HIDDEN = math.log(2)
+"""What lies past the largest size is calibrated by the largest, predicted from sizes of at most half of it."""
 
 SEED = 0
 
@@ -95,12 +100,16 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Interpolator:
-    """A table made ready to be asked: shares of its own roofline on a lattice of logarithmic sizes."""
+    """A table made ready to be asked: shares of its own roofline on a lattice of logarithmic sizes.
+
+    ``scale``: by what to multiply an interval where several sizes play together.
+    """
 
     table: SiliconTable
     levels: tuple[str, ...]
     roofline: Roofline
     lattice: Lattice
+    scale: float = 1.0
 
     def covers(self, sizes: Mapping[str, int]) -> bool:
         """Whether :meth:`at` has a time at ``sizes``."""
@@ -113,7 +122,7 @@ class Interpolator:
             return None
         bound = self.roofline.time_us({name: np.array(float(sizes[name])) for name in self.levels})
         time_us = float(bound) * math.exp(found.value)
-        factor = math.exp(math.sqrt(found.variance))
+        factor = math.exp(self.scale * math.sqrt(found.variance))
         return Interpolated(
             time_us=time_us,
             low_us=time_us / factor,
@@ -132,8 +141,13 @@ def prepared(table: SiliconTable) -> Interpolator:
 @cache
 def interpolator(table: SiliconTable) -> Interpolator:
     """``table`` ready to be asked, once per process."""
-    ready = prepared(table)
-    return replace(ready, lattice=_calibrated(ready.lattice))
+    return _calibrated(prepared(table))
+
+
+def time_at(table: SiliconTable, sizes: Mapping[str, int]) -> Interpolated | None:
+    """The time of ``table`` at ``sizes``, None outside; where a point was met nothing needs to be calibrated."""
+    found = prepared(table).at(sizes)
+    return found if found is None or found.distance == 0 else interpolator(table).at(sizes)
 
 
 def leave_out(
@@ -153,8 +167,7 @@ def leave_out(
         held = (random.random(curve.max() + 1) < fraction)[curve]
     else:
         held = random.random(len(table)) < fraction
-    ready = _prepared(table, ~held)
-    ready = replace(ready, lattice=_calibrated(ready.lattice))
+    ready = _calibrated(_prepared(table, ~held))
     found = [
         (ready.at({name: int(table.sizes[name][row]) for name in levels}), float(table.time_us[row]))
         for row in np.flatnonzero(held)
@@ -181,8 +194,9 @@ def _prepared(table: SiliconTable, kept: NDArray[np.bool_]) -> Interpolator:
         coordinates=np.stack([np.log(np.maximum(floats[name], 0.5)) for name in levels]),
         values=np.log(time_us / roofline.time_us(floats)),
         exact=frozenset(index for index, name in enumerate(levels) if name in EXACT),
-        between=(Reach(),) * len(levels),
-        beyond=(Reach(),) * len(levels),
+        growing=frozenset(index for index, name in enumerate(levels) if name in GROWING),
+        between=(1.0,) * len(levels),
+        beyond=(1.0,) * len(levels),
     )
     return Interpolator(table=table, levels=levels, roofline=roofline, lattice=lattice)
 
@@ -192,31 +206,37 @@ def _coordinate(size: int) -> float:
     return math.log(max(size, 0.5))
 
 
-def _calibrated(lattice: Lattice) -> Lattice:
-    """``lattice`` with the reaches by which its own points, left out one by one, lie inside their intervals."""
+def _calibrated(ready: Interpolator) -> Interpolator:
+    """``ready`` with the factors for which its own points, left out one by one, lie inside their intervals."""
     random = np.random.default_rng(SEED)
+    lattice = ready.lattice
     count = len(lattice.values)
     between, beyond = [], []
-    for level in range(len(lattice.coordinates)):
-        within: list[tuple[float, float]] = []
-        past: list[tuple[float, float]] = []
-        rows = random.permutation(count)[: 0 if level in lattice.exact else SAMPLE]
-        for row in rows:
-            found = lattice.at(list(lattice.coordinates[:, row]), skip=level)
-            if found is not None:
-                # An uncalibrated reach is the neighbours' difference itself.
-                pair = (abs(found.value - float(lattice.values[row])), math.sqrt(found.variance))
-                (past if found.continued else within).append(pair)
-        between.append(_reach(within))
-        beyond.append(_reach(past) if len(past) >= FEWEST else between[-1])
-    return replace(lattice, between=tuple(between), beyond=tuple(beyond), nodes={})
+    for level, own in enumerate(lattice.coordinates):
+        inner = random.permutation(count)[: 0 if level in lattice.exact else SAMPLE]
+        between.append(_factor(_misses(lattice, inner, level, 0.0)) or UNCALIBRATED)
+        outer = random.permutation(np.flatnonzero(own == own.max()))[
+            : SAMPLE if level in lattice.growing else 0
+        ]
+        beyond.append(_factor(_misses(lattice, outer, level, HIDDEN)) or between[-1])
+    lattice = replace(lattice, between=tuple(between), beyond=tuple(beyond))
+    misses = []
+    for row in random.permutation(count)[:SAMPLE].tolist():
+        found = lattice.at(lattice.coordinates[:, row].tolist(), without=row)
+        if found is not None:
+            misses.append(abs(found.value - float(lattice.values[row])) / math.sqrt(found.variance))
+    return replace(ready, lattice=lattice, scale=_factor(misses) or UNCALIBRATED)
 
 
-def _reach(pairs: list[tuple[float, float]]) -> Reach:
-    """Of the reaches that cover (error, difference) pairs, the one with the narrowest median interval."""
-    if len(pairs) < FEWEST:
-        return UNCALIBRATED
-    errors, differences = np.array(pairs).T
-    reaches = [Reach(float(np.quantile(errors / (least + differences), COVERAGE)), least) for least in LEAST]
-    middle = float(np.median(differences))
-    return min(reaches, key=lambda reach: reach.half(middle))
+def _misses(lattice: Lattice, rows: NDArray[np.int64], level: int, hidden: float) -> list[float]:
+    """How far each of ``rows`` lies from what its neighbours at ``level`` say, in uncalibrated half intervals."""
+    found = []
+    for row in rows.tolist():
+        value = lattice.at(lattice.coordinates[:, row].tolist(), skip=level, hidden=hidden)
+        if value is not None and value.continued == (hidden > 0):
+            found.append(abs(value.value - float(lattice.values[row])) / math.sqrt(value.variance))
+    return found
+
+
+def _factor(misses: list[float]) -> float | None:
+    return float(np.quantile(misses, COVERAGE)) if len(misses) >= FEWEST else None

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from tessera_core.profile.silicon.choice import chosen
 from tessera_core.profile.silicon.families import TABLE_DTYPES
-from tessera_core.profile.silicon.interpolate import Interpolated, interpolator
+from tessera_core.profile.silicon.interpolate import Interpolated, time_at
+from tessera_core.profile.silicon.rates import LATENT_KEY, LATENT_RANK, LATENT_VALUE, LATENT_WIDTH
+from tessera_core.profile.silicon.stacks import BETWEEN_STACKS
 from tessera_core.profile.silicon.tables import (
     DISTRIBUTION,
     GPU_FOLDERS,
@@ -24,27 +26,6 @@ from tessera_core.profile.times import TimeRow
 from tessera_core.profile.work import Attention, Experts, Product, Scan, Work, work_of
 from tessera_core.program.ir import Kernel, Program, Trace
 from tessera_formats.deps import WHOLE
-
-LATENT_KEY, LATENT_CACHE = 192, 576
-"""Head widths of multi-head latent attention over a prompt, and of the row that it caches."""
-
-BETWEEN_STACKS: Mapping[str, float] = {
-    "products": 0.10,
-    "attention-prefill": 0.50,
-    "attention-decode": 0.46,
-    "attention-encoder": 0.22,
-    "experts": 0.42,
-    "latent-prefill": 0.20,
-    "latent-decode": 0.20,
-    "convolution-prefill": 0.42,
-    "convolution-decode": 0.42,
-}
-"""Half a 90% interval, as a logarithm, of the user's own kernel around the published one.
-
-What two frameworks' tables of one GPU say of the same sizes is as far apart as either is from a third stack: per GPU
-the 90% quantile between the two preferred frameworks, and of that the median over the GPUs (aiconfigurator-core 0.12.0,
-2026-12-01). Only one framework has convolutions; they are given the experts' figure.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +103,7 @@ def asked_of(work: Work) -> Asked | None:
     """What to ask of which family for ``work``; None for what only streams."""
     match work:
         case Product():
-            sizes = {"m": work.m, "n": work.n, "k": work.k}
-            if work.count > 1:
-                return _none(work.dtype, "batched products")
-            return Asked(family="products", sizes=sizes, dtype=work.dtype, converts=True)
+            return _asked_product(work)
         case Attention():
             return _asked_attention(work)
         case Experts():
@@ -158,6 +136,19 @@ def _none(dtype: str, kind: str) -> Asked:
     return Asked(family=None, sizes={}, dtype=dtype, converts=False, reason=f"no table of {kind}")
 
 
+def _asked_product(work: Product) -> Asked:
+    family, sizes = "products", {"m": work.m, "n": work.n, "k": work.k}
+    if work.count > 1:
+        sizes = {"heads": work.count, "tokens": work.m}
+        if work.weight and (work.k, work.n) == (LATENT_VALUE, LATENT_RANK):
+            family = "latent-keys"
+        elif work.weight and (work.k, work.n) == (LATENT_RANK, LATENT_VALUE):
+            family = "latent-values"
+        else:
+            return _none(work.dtype, "batched products")
+    return Asked(family=family, sizes=sizes, dtype=work.dtype, converts=True)
+
+
 def _asked_attention(work: Attention) -> Asked:
     shared = {"batch": work.batch, "heads": work.heads}
     single = {
@@ -166,7 +157,7 @@ def _asked_attention(work: Attention) -> Asked:
         "window": work.window if work.window is not None and work.window < work.context else 0,
     }
     if work.phase == "decode":
-        latent = work.kv_heads == 1 and work.head_dim == LATENT_CACHE
+        latent = work.kv_heads == 1 and work.head_dim == LATENT_WIDTH
         family = "latent-decode" if latent else "attention-decode"
         sizes = shared | ({} if latent else single) | {"context": work.context}
     elif work.queries != work.context:
@@ -214,7 +205,7 @@ def _answer(
             tables = chosen(package, asked.family, asked.sizes, bases)
         for kind in group:
             table = tables.get(kind.base)
-            found = None if table is None else interpolator(table).at(asked.sizes)
+            found = None if table is None else time_at(table, asked.sizes)
             if table is None or found is None:
                 reason = _reason(package, kind, asked, dtype)
                 missing.setdefault((kind.name, asked.family or asked.reason), reason)
