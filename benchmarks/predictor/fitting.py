@@ -73,7 +73,7 @@ def fit(seen: Sequence[Points]) -> Coefficients:
     ]
     best = min(tried, key=lambda found: float(found.cost))
     exact = np.exp(centre + best.x - 1)
-    return coefficients(np.log([float(f"{value:.{DIGITS}g}") for value in exact]))
+    return Coefficients(**{name: float(f"{value:.{DIGITS}g}") for name, value in zip(NAMES, exact)})
 
 
 def _starts() -> list[Floats]:

@@ -1,6 +1,6 @@
 """The target GPU's table may be fitted: how well shapes that were held out are predicted, and how surely.
 
-Of a class's shapes a quarter is held out, a part calibrates the intervals, the rest is fitted.
+Of a class's shapes a quarter is held out. The others are fitted, and predict each other to calibrate intervals.
 """
 
 from __future__ import annotations
@@ -9,39 +9,45 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.predictor.accuracy import COVERAGE, Predicted, rounded
 from benchmarks.predictor.fitting import fit
-from benchmarks.predictor.points import Points, points, shared
+from benchmarks.predictor.points import Points, points
 from tessera_core.profile.model.demand import Floats
 from tessera_core.profile.model.neighbours import Correction, Neighbours, neighbours
 from tessera_core.profile.model.physical import Coefficients
 from tessera_core.profile.model.tables import ORDER, half_widths
 from tessera_core.profile.silicon.tables import SiliconPackage
 
-HELD_OUT, CALIBRATING = 0.25, 0.4
-"""Shapes whose share lies below the first are held out, below the second calibrate."""
+HELD_OUT = 0.25
+"""Shapes whose share lies below are held out."""
+
+FOLDS = 5
+"""Parts of the training shapes, each predicted from the others to calibrate the intervals (cross-conformal)."""
 
 WEIGHTS = np.linspace(0, 1, 21)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Seen:
-    """What was learned of one class on one GPU from its training shapes."""
+    """What was learned of one class on one GPU from its training shapes.
+
+    ``own``: residuals of the training points, ``crossed``: what points of other shapes say of each.
+    """
 
     points: Points
     fitted: Coefficients
     around: Neighbours
+    training: Points
+    own: Floats
+    crossed: Correction
     scatter_factor: float
     half_width: float
 
-    def correction(self, asked: Points) -> Correction:
-        """What the training points say around other points of the same GPU."""
-        return self.around.at(asked.sizes)
-
     def predict(self, asked: Points) -> Predicted:
         """Times of other points of the same GPU."""
-        found = self.correction(asked)
+        found = self.around.at(asked.sizes)
         return Predicted(
             time_us=asked.physical(self.fitted) * np.exp(found.residual),
             half_width=half_widths(found, self.scatter_factor, self.half_width),
@@ -49,13 +55,13 @@ class Seen:
         )
 
 
-def grouped_level(calibrating: Points) -> float:
+def grouped_level(training: Points) -> float:
     """The quantile to take for the coverage wanted: with few shapes a higher one, as points of one shape err alike.
 
     The level of split conformal prediction (Lei and others, "Distribution-Free Predictive Inference for Regression",
     2018, section 2.2), counting shapes.
     """
-    count = len(set(calibrating.shares().tolist()))
+    count = len(set(training.shares().tolist()))
     return min(COVERAGE * (1 + 1 / max(count, 1)), 1.0)
 
 
@@ -72,40 +78,55 @@ def seen(package: SiliconPackage, gpu: str, kind: str) -> Seen | None:
     if every is None:
         return None
     shares = every.shares()
-    training = every.select(shares >= CALIBRATING)
-    calibrating = every.select((shares >= HELD_OUT) & (shares < CALIBRATING))
+    training = every.select(shares >= HELD_OUT)
     fitted = fit([training])
     values = residuals(training, fitted)
-    around = neighbours(training.sizes, ORDER[kind], lambda index: values[index])
-    misses = residuals(calibrating, fitted)
-    level = grouped_level(calibrating)
-    half_width = float(np.quantile(np.abs(misses), level))
-    found = around.at(calibrating.sizes)
-    left = np.abs(misses - found.residual)
-    # Half-widths are the factor times this, plus what distance adds.
-    scatter = half_widths(found, 1.0, 0.0)
-    beyond = half_widths(found, 0.0, half_width)
-    factor = float(np.quantile((left - beyond) / scatter, level))
+    residual, scatter, near = np.empty((3, len(values)))
+    fold = fold_of(training)
+    for number in range(FOLDS):
+        asked, rest = np.flatnonzero(fold == number), np.flatnonzero(fold != number)
+        if len(asked) and len(rest):
+            found = _around(training.select(rest), values[rest]).at(training.select(asked).sizes)
+            residual[asked], scatter[asked], near[asked] = found.residual, found.scatter, found.near
+    crossed = Correction(residual=residual, scatter=scatter, near=near)
+    level = grouped_level(training)
+    half_width = float(np.quantile(np.abs(values), level))
+    # Half-widths are the factor times the first, plus what distance adds.
+    each, beyond = half_widths(crossed, 1.0, 0.0), half_widths(crossed, 0.0, half_width)
+    factor = float(np.quantile((np.abs(values - residual) - beyond) / each, level))
     return Seen(
         points=every,
         fitted=fitted,
-        around=around,
+        around=_around(training, values),
+        training=training,
+        own=values,
+        crossed=crossed,
         scatter_factor=rounded(max(factor, 0.0)),
         half_width=rounded(half_width),
     )
 
 
+def fold_of(training: Points) -> npt.NDArray[np.int64]:
+    """In which of :data:`FOLDS` parts the shape of every training point is."""
+    return ((training.shares() - HELD_OUT) / (1 - HELD_OUT) * FOLDS).astype(np.int64)
+
+
+def _around(known: Points, values: Floats) -> Neighbours:
+    return neighbours(known.sizes, ORDER[known.kind], lambda index: values[index])
+
+
 def carried_weight(source: Seen, target: Seen, corrected: bool) -> float:
-    """The share of the source's residual that predicts the target's calibrating points best (least median error).
+    """The share of the source's residual that predicts the target's training points best (least median error).
 
     ``corrected``: residuals beyond what neighbours say, as where the target's table is at hand.
     """
-    first, second = shared(source.points, target.points)
-    shares = second.shares()
-    rows = (shares >= HELD_OUT) & (shares < CALIBRATING)
-    first, second = first.select(rows), second.select(rows)
-    theirs, mine = residuals(first, source.fitted), residuals(second, target.fitted)
-    if corrected:
-        theirs, mine = theirs - source.correction(first).residual, mine - target.correction(second).residual
+    first = source.own - (source.crossed.residual if corrected else 0.0)
+    second = target.own - (target.crossed.residual if corrected else 0.0)
+    place = {key: row for row, key in enumerate(target.training.keys)}
+    pairs = [(row, place[key]) for row, key in enumerate(source.training.keys) if key in place]
+    if not pairs:
+        return 0.0
+    mine, theirs = (np.array(column, dtype=np.intp) for column in zip(*pairs))
+    theirs, mine = first[mine], second[theirs]
     errors = [float(np.median(np.abs(np.expm1(weight * theirs - mine)))) for weight in WEIGHTS]
     return float(WEIGHTS[int(np.argmin(errors))])

@@ -7,11 +7,11 @@ Silicon tables are looked up by these, and models predict from these, so both se
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-from tessera_core.program.ir import Kernel, Op, Program, TensorRef, Trace
+from tessera_core.program.ir import Kernel, Op, Program, Trace
 
 Phase = Literal["prefill", "decode", "encoder"]
 
@@ -121,67 +121,74 @@ def work_of(trace: Trace, program: Program, kernel: Kernel) -> Work:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """An op's tensor: ``stride`` is None where a profile from elsewhere tells shapes alone."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] | None
+    weight: bool
+
+    def repeats(self, axis: int) -> bool:
+        """Whether all of ``axis`` is the same memory."""
+        return self.shape[axis] == 1 or (self.stride is not None and self.stride[axis] == 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """An op as the readers below take it. ``given``: its arguments, tensors as they are; ``named``: by keyword."""
+    """An op as the readers below take it. ``given``: its arguments in order; ``named``: by keyword."""
 
     dtype: str
     phase: str
     given: Sequence[Any]
     named: Mapping[str, Any]
-    made: TensorRef | None
-    weights: frozenset[int]
+    made: _Tensor | None
 
     def shape(self, index: int) -> tuple[int, ...]:
-        tensor = self.given[index]
-        assert isinstance(tensor, TensorRef)
-        return tensor.shape
+        return self.tensor(index).shape
 
-    def is_weight(self, index: int) -> bool:
-        return bool(self.given[index].buffer in self.weights)
+    def tensor(self, index: int) -> _Tensor:
+        tensor = self.given[index]
+        assert isinstance(tensor, _Tensor)
+        return tensor
 
     def argument(self, index: int, name: str) -> Any:
         return self.given[index] if index < len(self.given) else self.named.get(name)
 
 
-_BY_SHAPE = frozenset({"mm", "bmm", "addmm", "baddbmm", "linear"})
-"""Operators whose work follows from shapes alone: all that a profile without storages tells of its calls."""
-
-
-def _is_described(argument: Any) -> bool:
-    """Whether it is a tensor of which dtype and shape were recorded, and no storage."""
-    return isinstance(argument, dict) and "shape" in argument and "tensor" not in argument
+_Reader: TypeAlias = Callable[[_Call], Work | None]
 
 
 def _op_work(trace: Trace, program: Program, op: Op, dtype: str) -> Work | None:
     namespace, _, rest = op.target.partition(".")
-    name = rest.partition(".")[0]
-    read = _READERS.get((namespace, name))
+    ranks, read = _READERS.get((namespace, rest.partition(".")[0]), ((), None))
     if read is None:
         return None
-    if any(_is_described(argument) for argument in op.arguments["args"]) and name not in _BY_SHAPE:
-        return None
-
-    def value(argument: Any) -> Any:
-        if _is_described(argument):
-            shape = tuple(argument["shape"])
-            return TensorRef(id=-1, buffer=-1, dtype=argument["dtype"], shape=shape, stride=(), offset=0)
-        if isinstance(argument, dict) and "tensor" in argument:
-            return trace.tensors[argument["tensor"]]
-        return argument
-
-    given = [value(argument) for argument in op.arguments["args"]]
-    tensors = [argument for argument in given if isinstance(argument, TensorRef)]
+    given = [_value(trace, argument) for argument in op.arguments["args"]]
+    if len(given) < len(ranks) or not all(
+        rank == 0 or (isinstance(value, _Tensor) and len(value.shape) >= rank)
+        for value, rank in zip(given, ranks)
+    ):
+        return None  # recorded without what would tell its sizes
     return read(
         _Call(
             dtype=dtype,
             phase=program.phase,
             given=given,
-            named={name: value(argument) for name, argument in op.arguments["kwargs"].items()},
-            made=trace.tensors[op.outputs[0]] if op.outputs else None,
-            weights=frozenset(t.buffer for t in tensors if trace.buffers[t.buffer].kind == "weight"),
+            named={name: _value(trace, argument) for name, argument in op.arguments["kwargs"].items()},
+            made=_value(trace, {"tensor": op.outputs[0]}) if op.outputs else None,
         )
     )
+
+
+def _value(trace: Trace, argument: Any) -> Any:
+    """An argument, tensors as :class:`_Tensor`; of one known by its shape alone, two axes are taken for a weight."""
+    if isinstance(argument, dict) and "tensor" in argument:
+        tensor = trace.tensors[argument["tensor"]]
+        return _Tensor(tensor.shape, tensor.stride, trace.buffers[tensor.buffer].kind == "weight")
+    if isinstance(argument, dict) and "shape" in argument:
+        return _Tensor(tuple(argument["shape"]), None, len(argument["shape"]) == 2)
+    return argument
 
 
 def _product(call: _Call, left: int, right: int) -> Work | None:
@@ -189,10 +196,10 @@ def _product(call: _Call, left: int, right: int) -> Work | None:
     first, second = call.shape(left), call.shape(right)
     m, k, n = first[-2], first[-1], second[-1]
     count = math.prod(first[:-2])
-    if len(second) > 2 and call.given[right].stride[0] == 0:
+    if len(second) > 2 and call.tensor(right).repeats(0):
         m, count = m * count, 1  # one weight for the whole batch: its rows are those of a single product
-    weight = call.is_weight(right)
-    if call.is_weight(left) and not weight:
+    weight = call.tensor(right).weight
+    if call.tensor(left).weight and not weight:
         m, n, weight = n, m, True
     return _sized(call, count, m, n, k, weight)
 
@@ -206,32 +213,34 @@ def _sized(call: _Call, count: int, m: int, n: int, k: int, weight: bool) -> Wor
 
 def _linear(call: _Call) -> Work | None:
     rows, weight = call.shape(0), call.shape(1)
-    return _sized(call, 1, math.prod(rows[:-1]), weight[0], weight[1], call.is_weight(1))
+    return _sized(call, 1, math.prod(rows[:-1]), weight[0], weight[1], call.tensor(1).weight)
 
 
 def _matrix_vector(call: _Call) -> Work | None:
     place = len(call.given) - 2
     matrix = call.shape(place)
-    return _sized(call, 1, 1, matrix[0], matrix[1], call.is_weight(place))
+    return _sized(call, 1, 1, matrix[0], matrix[1], call.tensor(place).weight)
 
 
 def _grouped(call: _Call) -> Work | None:
     """Rows in groups, each by a matrix of its own, taken as evenly shared out."""
     rows, weights = call.shape(0), call.shape(1)
-    if len(weights) != 3:
-        return None
     m = -(-rows[-2] // weights[0])
-    return _sized(call, weights[0], m, weights[-1], rows[-1], call.is_weight(1))
+    return _sized(call, weights[0], m, weights[-1], rows[-1], call.tensor(1).weight)
 
 
 def _convolution(call: _Call, groups_at: int = 8, transposed_at: int | None = 6) -> Work | None:
     """The product that a convolution implies: output positions by output channels, over a window's inputs."""
     kernel = call.shape(1)
     groups = call.argument(groups_at, "groups") or 1
-    if call.made is None or (transposed_at is not None and call.argument(transposed_at, "transposed")):
+    if (
+        call.made is None
+        or len(call.made.shape) < 3
+        or (transposed_at is not None and call.argument(transposed_at, "transposed"))
+    ):
         return None
     m = call.made.shape[0] * math.prod(call.made.shape[2:])
-    return _sized(call, groups, m, kernel[0] // groups, math.prod(kernel[1:]), call.is_weight(1))
+    return _sized(call, groups, m, kernel[0] // groups, math.prod(kernel[1:]), call.tensor(1).weight)
 
 
 def _attention(call: _Call, mask_at: int | None, causal_at: int, tokens_first: bool = False) -> Work | None:
@@ -240,8 +249,6 @@ def _attention(call: _Call, mask_at: int | None, causal_at: int, tokens_first: b
     ``mask_at``, ``causal_at``: where the operator takes them. ``tokens_first``: (batch, tokens, heads, width).
     """
     query, key = call.shape(0), call.shape(1)
-    if len(query) < 3:
-        return None
     if tokens_first:
         query, key = ((*shape[:-3], shape[-2], shape[-3], shape[-1]) for shape in (query, key))
     mask = None if mask_at is None else call.argument(mask_at, "attn_mask")
@@ -249,8 +256,8 @@ def _attention(call: _Call, mask_at: int | None, causal_at: int, tokens_first: b
     batch, heads, kv_heads = math.prod(query[:-3]), query[-3], key[-3]
     queries, context = query[-2], key[-2]
     phase: Phase = "prefill" if causal else "encoder"
-    if isinstance(mask, TensorRef):
-        if call.phase == "decode" and (mask.shape[-2] == 1 or mask.stride[-2] == 0):
+    if isinstance(mask, _Tensor) and len(mask.shape) > 1:
+        if call.phase == "decode" and mask.repeats(-2):
             # All positions see the same keys: they are the query heads that share a key head.
             phase, heads, queries = "decode", heads * queries, 1
         else:
@@ -348,35 +355,51 @@ def _recurrence(call: _Call) -> Work | None:
     )
 
 
-_READERS: Mapping[tuple[str, str], Callable[[_Call], Work | None]] = {
-    **{("aten", name): lambda call: _product(call, 0, 1) for name in ("mm", "bmm", "_scaled_mm", "_int_mm")},
-    **{("aten", name): lambda call: _product(call, 1, 2) for name in ("addmm", "baddbmm")},
-    **{("aten", name): _matrix_vector for name in ("mv", "addmv")},
-    **{("aten", name): _grouped for name in ("_grouped_mm", "_scaled_grouped_mm")},
-    ("aten", "linear"): _linear,
-    **{("aten", name): _convolution for name in ("convolution", "_convolution")},
-    ("aten", "cudnn_convolution"): lambda call: _convolution(call, 5, None),
-    # The tracer records the portable operator; profiles from elsewhere hold the variant that ran.
-    ("aten", "scaled_dot_product_attention"): lambda call: _attention(call, 3, 5),
-    ("aten", "_scaled_dot_product_attention_math"): lambda call: _attention(call, 3, 5),
-    ("aten", "_scaled_dot_product_fused_attention_overrideable"): lambda call: _attention(call, 3, 5),
-    ("aten", "_scaled_dot_product_flash_attention"): lambda call: _attention(call, None, 4),
-    ("aten", "_scaled_dot_product_efficient_attention"): lambda call: _attention(call, 3, 6),
-    ("aten", "_scaled_dot_product_cudnn_attention"): lambda call: _attention(call, 3, 6),
-    ("aten", "_cudnn_attention_forward"): lambda call: _attention(call, 3, 10),
-    ("aten", "_flash_attention_forward"): lambda call: _attention(call, None, 8, True),
-    ("aten", "_efficient_attention_forward"): lambda call: _attention(call, 3, 9, True),
-    ("tessera", "sink_attention"): _sink_attention,
-    ("tessera", "latent_attention"): _latent_attention,
-    ("tessera", "clamped_experts"): lambda call: _experts(call, 5, 1),
-    ("tessera", "clamped_experts_part"): lambda call: _experts(call, 5, 1),
-    ("tessera", "gated_experts"): lambda call: _experts(call, 4, 2),
-    ("tessera", "causal_convolution"): _mixer_convolution,
-    ("tessera", "causal_convolution_step"): _mixer_convolution,
-    ("tessera", "selective_scan"): _recurrence,
-    ("tessera", "selective_step"): _recurrence,
-}
-"""How each operator that is more than streaming is read, by namespace and name."""
+def _each(names: str, ranks: tuple[int, ...], read: _Reader, namespace: str = "aten") -> Iterable[Any]:
+    return [((namespace, name), (ranks, read)) for name in names.split()]
+
+
+_READERS: Mapping[tuple[str, str], tuple[tuple[int, ...], _Reader]] = dict(
+    [
+        *_each("mm bmm _scaled_mm _int_mm", (2, 2), lambda call: _product(call, 0, 1)),
+        *_each("addmm baddbmm", (0, 2, 2), lambda call: _product(call, 1, 2)),
+        *_each("mv", (2, 1), _matrix_vector),
+        *_each("addmv", (0, 2, 1), _matrix_vector),
+        *_each("_grouped_mm _scaled_grouped_mm", (2, 3), _grouped),
+        *_each("linear", (1, 2), _linear),
+        *_each("convolution _convolution", (3, 3), _convolution),
+        *_each("cudnn_convolution", (3, 3), lambda call: _convolution(call, 5, None)),
+        # The tracer records the portable operator; profiles from elsewhere hold the variant that ran.
+        *_each(
+            "scaled_dot_product_attention _scaled_dot_product_attention_math"
+            " _scaled_dot_product_fused_attention_overrideable",
+            (3, 3),
+            lambda call: _attention(call, 3, 5),
+        ),
+        *_each("_scaled_dot_product_flash_attention", (3, 3), lambda call: _attention(call, None, 4)),
+        *_each(
+            "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention",
+            (3, 3),
+            lambda call: _attention(call, 3, 6),
+        ),
+        *_each("_cudnn_attention_forward", (3, 3), lambda call: _attention(call, 3, 10)),
+        *_each("_flash_attention_forward", (4, 4), lambda call: _attention(call, None, 8, True)),
+        *_each("_efficient_attention_forward", (4, 4), lambda call: _attention(call, 3, 9, True)),
+        *_each("sink_attention", (4, 4), _sink_attention, "tessera"),
+        *_each("latent_attention", (3, 3), _latent_attention, "tessera"),
+        *_each(
+            "clamped_experts clamped_experts_part",
+            (2, 2, 0, 0, 0, 3),
+            lambda call: _experts(call, 5, 1),
+            "tessera",
+        ),
+        *_each("gated_experts", (2, 2, 0, 0, 3), lambda call: _experts(call, 4, 2), "tessera"),
+        *_each("causal_convolution causal_convolution_step", (2,), _mixer_convolution, "tessera"),
+        *_each("selective_scan selective_step", (3, 0, 0, 3), _recurrence, "tessera"),
+    ]
+)
+"""Operators that are more than streaming, by namespace and name: of each argument in order the fewest axes that it
+must be known to have (0: not looked at), and what reads the operator."""
 
 
 def _operations(work: Work) -> int:

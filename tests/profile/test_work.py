@@ -199,3 +199,22 @@ def test_recorded_variants_of_attention(target: str, shapes: list[tuple[int, ...
         dtype="float32", phase="prefill", batch=2, queries=16, context=16, heads=8, kv_heads=2, head_dim=64,
         window=None,
     )  # fmt: skip
+
+
+def test_a_profile_that_tells_shapes_alone_is_read_by_them() -> None:
+    trace = tiny_trace()
+    program = trace.programs[0]
+
+    def read(target: str, *arguments: Any) -> Work:
+        op = replace(program.ops[0], target=target, arguments={"args": list(arguments), "kwargs": {}})
+        changed = replace(program, ops=(op, *program.ops[1:]))
+        return work_of(trace, changed, program.kernels[0])
+
+    rows, weight = ({"dtype": "bfloat16", "shape": list(shape)} for shape in ((8, 32), (32, 16)))
+    assert read("aten.mm.unknown", rows, weight) == Product(
+        dtype="float32", count=1, m=8, n=16, k=32, weight=True
+    )
+    assert isinstance(read("aten.mm.unknown", rows), Streaming)
+    assert isinstance(read("aten.mm.unknown", rows, None), Streaming)
+    assert isinstance(read("aten.mm.unknown", rows, {"dtype": "bfloat16", "shape": [32]}), Streaming)
+    assert isinstance(read("aten.convolution.unknown", rows, weight), Streaming)

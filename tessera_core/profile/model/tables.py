@@ -20,8 +20,8 @@ ORDER: Mapping[str, tuple[str, ...]] = {
 }
 """Sizes that place a point among its neighbours, by class."""
 
-LEAST_SCATTER = 0.02
-"""What the points around can't tell: two versions of a framework differ by that at least."""
+LEAST_SCATTER = 0.015
+"""What the points around can't tell, as they may agree by chance; chosen as the figures of the neighbours are."""
 
 
 def half_widths(found: Correction, scatter_factor: float, half_width: float) -> Floats:

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera_core.profile.silicon.lattice import Lattice, Reach
+from tessera_core.profile.silicon.lattice import Lattice
 from tessera_core.profile.silicon.rates import Floats, Roofline, spanned_roofline
 from tessera_core.profile.silicon.tables import SiliconTable
 
@@ -37,17 +37,19 @@ LEVELS: Mapping[str, tuple[str, ...]] = {
 EXACT = frozenset({"head_dim", "window", "experts", "top_k"})
 """Sizes that choose another kernel, or another routing, rather than more of the same."""
 
-COVERAGE = 0.92
-"""Share of a table's left-out points that its factors cover: of points that chose no factor 90% lie inside then."""
-SAMPLE = 400
-"""Points per size that calibrate a table; more change no factor by a tenth."""
+GROWING = frozenset({"n", "k", "m", "queries", "context", "tokens", "length"})
+"""Sizes of which more is more of the same work, so that past the last a time may follow its roofline."""
+
+COVERAGE = 0.9
+SAMPLE = 600
+"""Points per size that calibrate a table: with half as many, coverage scatters by three hundredths."""
 
 FEWEST = 20
 """With fewer points that calibrate a size, :data:`UNCALIBRATED` stands in."""
 
-UNCALIBRATED = Reach(1.0, 0.05)
-LEAST = (0.01, 0.02, 0.05, 0.1, 0.2)
-"""Differences below which neighbours say nothing of how far a point between them may lie."""
+UNCALIBRATED = 1.0
+HIDDEN = math.log(2)
+"""What lies past the largest size is calibrated by the largest, predicted from sizes of at most half of it."""
 
 SEED = 0
 
@@ -192,8 +194,9 @@ def _prepared(table: SiliconTable, kept: NDArray[np.bool_]) -> Interpolator:
         coordinates=np.stack([np.log(np.maximum(floats[name], 0.5)) for name in levels]),
         values=np.log(time_us / roofline.time_us(floats)),
         exact=frozenset(index for index, name in enumerate(levels) if name in EXACT),
-        between=(Reach(),) * len(levels),
-        beyond=(Reach(),) * len(levels),
+        growing=frozenset(index for index, name in enumerate(levels) if name in GROWING),
+        between=(1.0,) * len(levels),
+        beyond=(1.0,) * len(levels),
     )
     return Interpolator(table=table, levels=levels, roofline=roofline, lattice=lattice)
 
@@ -204,38 +207,36 @@ def _coordinate(size: int) -> float:
 
 
 def _calibrated(ready: Interpolator) -> Interpolator:
-    """``ready`` with the reaches by which its own points, left out one by one, lie inside their intervals."""
+    """``ready`` with the factors for which its own points, left out one by one, lie inside their intervals."""
     random = np.random.default_rng(SEED)
     lattice = ready.lattice
     count = len(lattice.values)
     between, beyond = [], []
-    for level in range(len(lattice.coordinates)):
-        within: list[tuple[float, float]] = []
-        past: list[tuple[float, float]] = []
-        rows = random.permutation(count)[: 0 if level in lattice.exact else SAMPLE]
-        for row in rows.tolist():
-            found = lattice.at(lattice.coordinates[:, row].tolist(), skip=level)
-            if found is not None:
-                # An uncalibrated reach is the neighbours' difference itself.
-                pair = (abs(found.value - float(lattice.values[row])), math.sqrt(found.variance))
-                (past if found.continued else within).append(pair)
-        between.append(_reach(within))
-        beyond.append(_reach(past) if len(past) >= FEWEST else between[-1])
+    for level, own in enumerate(lattice.coordinates):
+        inner = random.permutation(count)[: 0 if level in lattice.exact else SAMPLE]
+        between.append(_factor(_misses(lattice, inner, level, 0.0)) or UNCALIBRATED)
+        outer = random.permutation(np.flatnonzero(own == own.max()))[
+            : SAMPLE if level in lattice.growing else 0
+        ]
+        beyond.append(_factor(_misses(lattice, outer, level, HIDDEN)) or between[-1])
     lattice = replace(lattice, between=tuple(between), beyond=tuple(beyond))
-    ratios = []
+    misses = []
     for row in random.permutation(count)[:SAMPLE].tolist():
         found = lattice.at(lattice.coordinates[:, row].tolist(), without=row)
         if found is not None:
-            ratios.append(abs(found.value - float(lattice.values[row])) / math.sqrt(found.variance))
-    scale = float(np.quantile(ratios, COVERAGE)) if len(ratios) >= FEWEST else 1.0
-    return replace(ready, lattice=lattice, scale=scale)
+            misses.append(abs(found.value - float(lattice.values[row])) / math.sqrt(found.variance))
+    return replace(ready, lattice=lattice, scale=_factor(misses) or UNCALIBRATED)
 
 
-def _reach(pairs: list[tuple[float, float]]) -> Reach:
-    """Of the reaches that cover (error, difference) pairs, the one with the narrowest median interval."""
-    if len(pairs) < FEWEST:
-        return UNCALIBRATED
-    errors, differences = np.array(pairs).T
-    reaches = [Reach(float(np.quantile(errors / (least + differences), COVERAGE)), least) for least in LEAST]
-    middle = float(np.median(differences))
-    return min(reaches, key=lambda reach: reach.half(middle))
+def _misses(lattice: Lattice, rows: NDArray[np.int64], level: int, hidden: float) -> list[float]:
+    """How far each of ``rows`` lies from what its neighbours at ``level`` say, in uncalibrated half intervals."""
+    found = []
+    for row in rows.tolist():
+        value = lattice.at(lattice.coordinates[:, row].tolist(), skip=level, hidden=hidden)
+        if value is not None and value.continued == (hidden > 0):
+            found.append(abs(value.value - float(lattice.values[row])) / math.sqrt(value.variance))
+    return found
+
+
+def _factor(misses: list[float]) -> float | None:
+    return float(np.quantile(misses, COVERAGE)) if len(misses) >= FEWEST else None

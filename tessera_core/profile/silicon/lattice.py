@@ -21,23 +21,15 @@ NEIGHBOURS = 2
 CONTINUED = float(np.log(4.0))
 """Logarithm of the factor by which a size may exceed the largest measured one, where the values have settled."""
 
-SETTLED = 0.1
-"""Values have settled where the last two differ by no more: the time follows its roofline from there on."""
+SETTLED, APART = 0.1, 0.2
+"""Values have settled where the last differs by no more from one this far (as a logarithm) before it: the time follows
+its roofline from there on."""
 
 SAME = 1e-9
+LEAST = 0.04
+"""Added to the difference of two neighbours: where they happen to agree a point between them need not."""
+
 Node: TypeAlias = tuple[list[float], list[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """Half an interval from the difference of two neighbours: ``factor`` times (``least`` plus the difference)."""
-
-    factor: float = 1.0
-    least: float = 0.0
-
-    def half(self, difference: float) -> float:
-        """Half the interval, a logarithm."""
-        return self.factor * (self.least + difference)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +46,32 @@ class Value:
 class Lattice:
     """Points by coordinates (one row per level, lexicographically sorted) and their values.
 
-    ``exact``: levels that are never interpolated. ``between``, ``beyond``: per level, half an interval between two
-    neighbours, and past the last of them.
+    ``exact``: levels that are never interpolated. ``growing``: levels that may be continued past the last value.
+    ``between``, ``beyond``: per level, by what to multiply the difference of two neighbours and :data:`LEAST` for half
+    an interval between them, and past the last of them.
     """
 
     coordinates: NDArray[np.float64]
     values: NDArray[np.float64]
     exact: frozenset[int]
-    between: tuple[Reach, ...]
-    beyond: tuple[Reach, ...]
+    growing: frozenset[int]
+    between: tuple[float, ...]
+    beyond: tuple[float, ...]
     nodes: dict[tuple[int, int, int], Node] = field(default_factory=dict)
 
-    def at(self, point: Sequence[float], skip: int | None = None, without: int | None = None) -> Value | None:
+    def at(
+        self,
+        point: Sequence[float],
+        skip: int | None = None,
+        hidden: float = 0.0,
+        without: int | None = None,
+    ) -> Value | None:
         """The value at ``point``; None outside.
 
-        ``skip``: as if the value met at that level were not there, so that only its neighbours there speak.
-        ``without``: as if that row were not there.
+        ``skip``: as if the value met at that level were not there, so that only its neighbours there speak; with
+        ``hidden``, as if there were none above a point this far below it. ``without``: as if that row were not there.
         """
-        return self._at(_Asked(point, skip, without), 0, len(self.values), 0)
+        return self._at(_Asked(point, skip, hidden, without), 0, len(self.values), 0)
 
     def _at(self, asked: _Asked, low: int, high: int, level: int) -> Value | None:
         held, starts = self._node(low, high, level)
@@ -82,24 +82,27 @@ class Lattice:
         if level in self.exact or (own is not None and (own.distance == 0 or asked.skip is not None)):
             return own
         after = index + 1 if met else index
+        if level == asked.skip and asked.hidden:
+            index, after = bisect_left(held, wanted - asked.hidden + SAME), len(held)
         below = self._nearest(asked, starts, range(index - 1, index - 1 - NEIGHBOURS, -1), level)
         above = self._nearest(asked, starts, range(after, after + NEIGHBOURS), level)
         if below is None:
             return own
         if above is None:
-            if own is not None or after < len(held):
+            if own is not None or after < len(held) or level not in self.growing:
                 return own
             return self._continued(asked, held, starts, below, level)
         (left, first), (right, second) = below, above
         if own is not None:
             if first.distance or second.distance or own.continued:
                 return own  # the neighbours lack the same finer size, and would only repeat what it says
-            return _together(own, self._between(held, left, right, first, second, wanted, level))
-        return self._between(held, left, right, first, second, wanted, level)
+            return _together(own, self._between(held, starts, left, right, first, second, wanted, level))
+        return self._between(held, starts, left, right, first, second, wanted, level)
 
     def _between(
         self,
         held: Sequence[float],
+        starts: Sequence[int],
         left: int,
         right: int,
         first: Value,
@@ -108,7 +111,7 @@ class Lattice:
         level: int,
     ) -> Value:
         share = (wanted - held[left]) / (held[right] - held[left])
-        half = self.between[level].half(abs(first.value - second.value))
+        half = self.between[level] * (LEAST + self._roughness(starts, left, right, first, second, level))
         nearer, gap = (first, wanted - held[left]) if 2 * share <= 1 else (second, held[right] - wanted)
         return Value(
             (1 - share) * first.value + share * second.value,
@@ -117,19 +120,34 @@ class Lattice:
             first.continued or second.continued,
         )
 
+    def _roughness(
+        self, starts: Sequence[int], left: int, right: int, first: Value, second: Value, level: int
+    ) -> float:
+        """The difference of two neighbours; of the last size, if that is more, the mean of those on either side."""
+        difference = abs(first.value - second.value)
+        if level < len(self.coordinates) - 1:
+            return difference
+        outer = []
+        if left > 0:
+            outer.append(abs(float(self.values[starts[left - 1]]) - first.value))
+        if right < len(starts) - 2:
+            outer.append(abs(float(self.values[starts[right + 1]]) - second.value))
+        return max(difference, sum(outer) / len(outer)) if outer else difference
+
     def _continued(
         self, asked: _Asked, held: Sequence[float], starts: Sequence[int], last: tuple[int, Value], level: int
     ) -> Value | None:
         """Past the largest measured size: the last value, where values have settled and it is near."""
         index, value = last
         distance = asked.point[level] - held[index]
-        before = self._nearest(asked, starts, range(index - 1, index - 1 - NEIGHBOURS, -1), level)
+        earlier = bisect_left(held, held[index] - APART + SAME) - 1  # the last but one may be one row less
+        before = self._nearest(asked, starts, range(earlier, earlier - NEIGHBOURS, -1), level)
         if before is None or distance > CONTINUED + SAME:
             return None
         change = abs(value.value - before[1].value)
         if change > SETTLED:
             return None
-        half = self.beyond[level].half(change)
+        half = self.beyond[level] * (LEAST + change)
         return Value(value.value, value.variance + half**2, max(distance, value.distance), True)
 
     def _nearest(
@@ -166,6 +184,7 @@ class _Asked:
 
     point: Sequence[float]
     skip: int | None
+    hidden: float
     without: int | None
 
 
