@@ -172,9 +172,9 @@ def _comments(
     if any(unit.cpu is not None for unit in units):
         lines.append(f"CPU: {processor_name()}.")
     lines += [
-        f"{unit.name}: {unit.gpu.name}, {unit.gpu.multiprocessors} multiprocessors."
-        for unit in units
-        if unit.gpu is not None
+        f"{gpu.torch_name}: {gpu.name}, {gpu.multiprocessors} multiprocessors."
+        for gpu in dict.fromkeys(unit.gpu for unit in units)
+        if gpu is not None
     ]
     for way, row in measured:
         use = "" if way.stated else f" (not stated below; {way.why_not})"

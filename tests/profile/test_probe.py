@@ -113,6 +113,7 @@ def test_slices_are_devices_of_one_memory(machine: Any, tmp_path: Path) -> None:
         ("cpu0", "cpu-1thread", "host0"),
     ]
     assert cluster.domains["host0-gpu0"] == 126_000_000_000
+    assert (tmp_path / "c.toml").read_text().count("cuda:0: NVIDIA H200, 132 multiprocessors") == 1
     hardware = [row["hardware"] for row in read_cluster(tmp_path / "c.toml")["device"]]
     assert hardware == ["cuda:0/sm=96+36#0", "cuda:0/sm=96+36#1", "cpu:0"]
     assert [(row[1], row[2]) for row in asked] == [("cuda:0", "cuda:0"), ("cuda:0", "cpu"), ("cpu", "cuda:0")]
