@@ -18,9 +18,17 @@ from tessera_formats.files import read_file
 _ID = Field(name="id", type="string", meaning="name that figures refer to")
 _SOURCE_FIELD = Field(name="source", type="string", meaning="id of a source")
 _RATES = Record((), open=True)
+_OTHER_SOURCES = Field(
+    name="sources",
+    type="record",
+    meaning="figure -> its own source, where that is not the table's",
+    required=False,
+    inner=Record((), open=True),
+)
 _PEAKS = Record(
     (
         _SOURCE_FIELD,
+        _OTHER_SOURCES,
         Field(name="memory_gbyte_per_s", type="number", meaning="memory bandwidth", minimum=0.001),
         Field(name="tflop_per_s", type="record", meaning="dense rate by dtype", inner=_RATES),
     )
@@ -59,6 +67,7 @@ _TYPE = Record(
         Field(name="name", type="string", meaning="device type"),
         Field(name="kind", type="string", meaning="what it is", choices=("gpu", "cpu")),
         _SOURCE_FIELD,
+        _OTHER_SOURCES,
         Field(name="hardware", type="string", meaning="product, or what was measured"),
         Field(name="reported", type="strings", meaning="how CUDA names it", required=False),
         Field(name="memory_gb", type="number", meaning="capacity, 1e9 bytes", minimum=0.001),
@@ -125,7 +134,7 @@ DOCUMENT = Record(
 )
 
 _NAMES = frozenset({"id", "title", "name"})
-_LABELS = frozenset({"name", "kind", "hardware", "reported", "source", "substitute", "floor_per"})
+_LABELS = frozenset({"name", "kind", "hardware", "reported", "source", "sources", "substitute", "floor_per"})
 """Keys that state no figure, so that they need no source."""
 
 
@@ -210,27 +219,37 @@ def _figures(
     """Every figure of a file with its source; a table's own source goes for the tables in it."""
     titles = {source["id"]: source["title"] for source in sources}
 
-    def figures(table: Mapping[str, Any], place: str, source: str | None) -> Iterator[tuple[str, Figure]]:
-        source = table.get("source", source)
-        if source is not None and source not in titles:
+    def known(source: Any) -> str:
+        if source not in titles:
             raise ArtifactError(f"{path}: source {source!r} is not declared; add a [[source]]")
+        return f"{titles[source]}{note}"
+
+    def figures(
+        table: Mapping[str, Any], place: str, source: str | None, others: Mapping[str, Any]
+    ) -> Iterator[tuple[str, Figure]]:
+        source, others = table.get("source", source), table.get("sources", others)
+        if source is not None:
+            known(source)
         for key, value in table.items():
             if key in _LABELS:
                 continue
             if isinstance(value, Mapping):
                 # A table of a type states its own source: the type's is of the figures beside it.
-                yield from figures(value, f"{place}.{key}", source if key == "tflop_per_s" else None)
+                inner = key == "tflop_per_s"
+                yield from figures(
+                    value, f"{place}.{key}", source if inner else None, others if inner else {}
+                )
             elif source is None:
                 raise ArtifactError(f"{path}: {place}.{key} has no source; add source = ID to its table")
             else:
-                yield f"{place}.{key}", Figure(value, f"{titles[source]}{note}")
+                yield f"{place}.{key}", Figure(value, known(others.get(key, source)))
 
     for kind, table in content.get("kind", {}).items():
-        yield from figures(table, f"kind.{kind}", None)
+        yield from figures(table, f"kind.{kind}", None, {})
     for name in ("roofline_error", "collective", "slice"):
-        yield from figures(content.get(name, {}), name, None)
+        yield from figures(content.get(name, {}), name, None, {})
     for row in content.get("type", ()):
-        yield from figures(row, f"type.{row['name']}", None)
+        yield from figures(row, f"type.{row['name']}", None, {})
 
 
 def _partial(record: Record) -> Record:

@@ -182,3 +182,11 @@ def test_every_figure_of_the_shipped_types_has_a_source() -> None:
                 stated |= {f"{name}.tflop_per_s.{dtype}" for dtype in peaks.flops_per_s}
         assert stated <= kind.figures.keys(), kind.name
         assert all(figure.source for figure in kind.figures.values())
+
+
+def test_a_figure_may_have_a_source_of_its_own() -> None:
+    figures = device_type("b200-sxm").figures
+    assert "round figure" in figures["l2_mb"].source
+    assert "Datasheet" in figures["memory_gb"].source
+    assert "aiconfigurator-core 0.12.0" in figures["datasheet.tflop_per_s.float4"].source
+    assert "Datasheet" in figures["datasheet.tflop_per_s.bfloat16"].source
