@@ -8,7 +8,6 @@ and power stay shared. PyTorch and cuda-bindings (extra ``cuda``) are imported w
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,7 +121,9 @@ def check_bound(option: str, base: str, device: CudaDevice) -> None:
     reported = reported_name(device.index)
     known = catalogue().types.get(base)
     if known is not None and known.kind != "gpu":
-        raise InputError(f"--device {option}: {base} is a {known.kind.upper()}, {device.name} is a {reported}")
+        raise InputError(
+            f"--device {option}: {base} is a {known.kind.upper()}, {device.name} is a {reported}"
+        )
     actual = catalogue().reported(reported)
     if actual is not None and actual.name != base and (known is None or known.reported):
         raise InputError(f"--device {option}: this is an {reported}; write {actual.name}={device.name}")
@@ -229,8 +230,3 @@ def reported_name(index: int) -> str:
     import torch
 
     return torch.cuda.get_device_name(index)
-
-
-def slowdowns(alone_us: Sequence[float], together_us: Sequence[float]) -> tuple[float, ...]:
-    """How many times longer compute-bound work takes on each slice while all slices are busy."""
-    return tuple(together / alone for alone, together in zip(alone_us, together_us, strict=True))

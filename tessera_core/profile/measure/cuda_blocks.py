@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -46,7 +47,7 @@ class Block:
 def kernel_block(lab: Lab, name: str, call: Call, copies: Copies, trace: Trace, cache: Cache) -> Block:
     """Warm a kernel up, see how long it takes, and record as many launches as last :data:`BLOCK_US`."""
     _, group, function = call
-    held: deque[Any] = deque(maxlen=_held_results(trace, group, lab.cache_bytes) if cache == "cold" else 1)
+    held: deque[Any] = deque(maxlen=_held_results(trace, group, lab.cache_bytes) if cache == "cold" else 0)
 
     def launch(number: int) -> None:
         held.append(function(*copies.arguments(number)))
@@ -56,7 +57,7 @@ def kernel_block(lab: Lab, name: str, call: Call, copies: Copies, trace: Trace, 
             check_results(group, trace, function(*copies.arguments(-1)))
 
     lab.run(warm_up)
-    estimate = _pilot(lab, lambda: [launch(-1) for _ in range(PILOT_LAUNCHES)])
+    estimate = _pilot(lab, partial(_repeat, PILOT_LAUNCHES, partial(launch, -1))) / PILOT_LAUNCHES
     launches = min(MOST_LAUNCHES, max(LEAST_LAUNCHES, ceil(BLOCK_US / max(estimate, 0.1))))
     for number in range(launches):
         copies.arguments(number)  # all copies exist before anything is recorded
@@ -123,9 +124,9 @@ class CoRunner:
             _iterate(calls, memory, dying)
 
         lab.run(once)
-        one_us = _pilot(lab, once) * PILOT_LAUNCHES
+        one_us = _pilot(lab, once)
         count = min(16, max(1, ceil(CO_RUNNER_US / max(one_us, 1.0))))
-        graph = lab.record(lambda: [once() for _ in range(count)])
+        graph = lab.record(partial(_repeat, count, once))
         return CoRunner(lab=lab, graph=graph, round_us=one_us * count, keep=(memory,))
 
     def start(self, lasting_us: float) -> tuple[Any, Any]:
@@ -159,8 +160,13 @@ def _iterate(calls: Sequence[Call], memory: Memory, dying: Sequence[Sequence[int
             memory.release(buffer)
 
 
+def _repeat(times: int, work: Callable[[], object]) -> None:
+    for _ in range(times):
+        work()
+
+
 def _pilot(lab: Lab, work: Callable[[], object]) -> float:
-    """Microseconds of ``work`` over :data:`PILOT_LAUNCHES`, the better of two."""
+    """Microseconds of ``work``, the better of two."""
     graph = lab.record(work)
     found = []
     for _ in range(2):
@@ -170,13 +176,13 @@ def _pilot(lab: Lab, work: Callable[[], object]) -> float:
         end = lab.mark()
         lab.settle()
         found.append(lab.microseconds(begin, end))
-    return min(found) / PILOT_LAUNCHES
+    return min(found)
 
 
 def _held_results(trace: Trace, group: Group, cache_bytes: int) -> int:
     """How many launches' results exceed the cache twice, so that none is written where one just was."""
     size = sum(trace.buffers[trace.tensors[tensor].buffer].bytes for tensor in group.results)
-    return min(MOST_LAUNCHES, 1 + 2 * cache_bytes // size) if size else 1
+    return min(MOST_LAUNCHES, 1 + 2 * cache_bytes // size) if size else 0
 
 
 def free(lab: Lab) -> None:

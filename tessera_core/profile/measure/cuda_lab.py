@@ -168,7 +168,8 @@ class CudaLab:
     def _calibrate(self) -> tuple[float, float]:
         """Microseconds of replaying a graph beside its launches, and of each of many least launches."""
         small = torch.rand(64, device=self.device)
-        self.run(lambda: (small.add_(1.0), self.flush()))
+        self.run(lambda: small.add_(1.0))
+        self.run(self.flush)
         self.lane.stream.synchronize()
 
         def repeated(count: int) -> Replay:
