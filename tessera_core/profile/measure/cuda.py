@@ -34,7 +34,7 @@ from tessera_core.profile.measure.cuda_values import drawn_inputs, iteration_mem
 from tessera_core.profile.times import Condition, TimeRow
 from tessera_core.program.ir import Kernel, Program, Trace
 from tessera_core.program.memory import Memory
-from tessera_core.trace.capture.group import Group, store_results
+from tessera_core.trace.capture.group import store_results
 from tessera_core.trace.capture.session import Session
 from tessera_formats.deps import WHOLE
 from tessera_formats.errors import InputError, TesseraError
@@ -126,15 +126,17 @@ class Source:
     session: Session
     shared: dict[int, torch.UntypedStorage]
     unmeasured: dict[str, str] = field(default_factory=dict)
+    _calls: dict[tuple[int, int], Call] = field(default_factory=dict)
     _draws: dict[tuple[int, int], dict[int, torch.Tensor]] = field(default_factory=dict)
 
     @staticmethod
     def of(trace: Trace, device: str, trusted: bool, compiled: bool = True) -> Source:
         """Values are made now; functions when asked for."""
         session = Session(trace=trace, device=device, compiled=compiled, trusted=trusted)
-        return Source(
-            trace=trace, device=device, session=session, shared=shared_values(trace, device, trusted)
-        )
+        shared = shared_values(trace, device, trusted)
+        if torch.device(device).type == "cuda":
+            torch.cuda.synchronize(device)  # made on another stream than those that will read them
+        return Source(trace=trace, device=device, session=session, shared=shared)
 
     def compile(self, lab: Lab, progress: Progress) -> None:
         """Run each program once, which compiles every signature."""
@@ -153,7 +155,7 @@ class Source:
 
         None instead of a call: it can't run here, and what it would give is made up.
         """
-        memory = self.memory(program)
+        memory = lab.run(partial(self.memory, program))
         for kernel in program.kernels:
             call = self.call(program, kernel)
             yield call, kernel, memory
@@ -172,9 +174,12 @@ class Source:
         """How to run a kernel; None for one that can't be."""
         if kernel.signature in self.unmeasured:
             return None
+        key = (program.id, kernel.id)
         try:
-            group: Group = self.session.group(program, kernel.id)
-            return kernel, group, self.session.function(kernel.signature, group)
+            if key not in self._calls:
+                group = self.session.group(program, kernel.id)
+                self._calls[key] = (kernel, group, self.session.function(kernel.signature, group))
+            return self._calls[key]
         except TesseraError as problem:
             self.unmeasured[kernel.signature] = _reason(problem)
             return None
@@ -247,9 +252,10 @@ def measure(
         calls = source.calls(program)
         if beside is not None and calls is not None:
             progress(f"timing {program.name} beside its like")
-            runner = CoRunner.of(beside, source.trace, program, calls, source.memory(program))
+            memory = beside.run(partial(source.memory, program))
+            runner = CoRunner.of(beside, source.trace, program, calls, memory)
             times["beside"] |= sample(lab, blocks, share, runner)
-            del runner
+            del runner, memory
         del blocks
         free(lab)
     return Found(trace=source.trace, cache=cache, times=times)
@@ -280,7 +286,8 @@ def _blocks(source: Source, lab: Lab, program: Program, known: set[str], cache: 
             source.unmeasured[kernel.signature] = _reason(problem)
     calls = source.calls(program)
     if calls is not None:
-        blocks.append(iteration_block(lab, trace, program, calls, source.memory(program), cache))
+        memory = lab.run(partial(source.memory, program))
+        blocks.append(iteration_block(lab, trace, program, calls, memory, cache))
     return blocks
 
 

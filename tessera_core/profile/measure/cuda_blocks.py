@@ -59,8 +59,8 @@ def kernel_block(lab: Lab, name: str, call: Call, copies: Copies, trace: Trace, 
     lab.run(warm_up)
     estimate = _pilot(lab, partial(_repeat, PILOT_LAUNCHES, partial(launch, -1))) / PILOT_LAUNCHES
     launches = min(MOST_LAUNCHES, max(LEAST_LAUNCHES, ceil(BLOCK_US / max(estimate, 0.1))))
-    for number in range(launches):
-        copies.arguments(number)  # all copies exist before anything is recorded
+    # All copies exist before anything is recorded.
+    lab.run(lambda: [copies.arguments(number) for number in range(launches)])
 
     def before() -> None:
         copies.restore()

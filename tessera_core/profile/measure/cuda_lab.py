@@ -6,12 +6,14 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from tessera_core.devices.cuda import Lane
+
+Result = TypeVar("Result")
 
 CALIBRATION = (8, 16, 32, 64, 128)
 """Launches in the graphs that tell what replaying a graph costs beside its launches."""
@@ -44,7 +46,7 @@ class Lab(Protocol):
     def fixed_us(self) -> float:
         """What replaying a graph takes on the device beside its launches."""
 
-    def run(self, work: Callable[[], object]) -> None:
+    def run(self, work: Callable[[], Result]) -> Result:
         """Do ``work`` now, in order with everything else here."""
 
     def record(self, work: Callable[[], object]) -> Replay:
@@ -90,10 +92,10 @@ class CudaLab:
         self._sum = torch.empty((), dtype=torch.float32, device=self.device)
         self.fixed_us, self.least_us = self._calibrate()
 
-    def run(self, work: Callable[[], object]) -> None:
+    def run(self, work: Callable[[], Result]) -> Result:
         """Do ``work`` on the device's stream."""
         with torch.no_grad(), torch.cuda.stream(self.lane.stream):
-            work()
+            return work()
 
     def record(self, work: Callable[[], object]) -> Replay:
         """A CUDA graph of ``work``; all graphs of a lab share their scratch, because they run one after another."""

@@ -25,7 +25,7 @@ WARM_UP_ROUNDS = 2
 LASTING_MARGIN = 1.3
 """A co-runner is given work for so many times what the round is expected to take."""
 ATTEMPTS = 8
-"""Rounds in a row that a co-runner may end too early, its work doubled each time."""
+"""Rounds in a row that a co-runner may end too early; it is given half as much again each time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,16 +63,17 @@ def sample(
     found: dict[str, list[float]] = {block.name: [] for block in blocks}
     until = time.perf_counter() + seconds
     open_blocks = list(blocks)
-    lasting_us = 0.0
+    lasting_us, margin = 0.0, LASTING_MARGIN
     rounds = failures = 0
     while open_blocks and rounds < MOST_ROUNDS + WARM_UP_ROUNDS:
         if rounds >= LEAST_ROUNDS + WARM_UP_ROUNDS and time.perf_counter() >= until:
             break
         times, took_us, filled = _round(lab, open_blocks, beside, lasting_us)
-        lasting_us = max(lasting_us, took_us * LASTING_MARGIN)
+        if not filled and lasting_us:
+            margin *= 1.5
+        lasting_us = took_us * margin
         if not filled:
             failures += 1
-            lasting_us *= 2
             if failures == ATTEMPTS:
                 raise DeviceLostError(
                     "the co-runner's iterations end before what they run beside; run tessera profile again"

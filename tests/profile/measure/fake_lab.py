@@ -31,9 +31,9 @@ class FakeLab:
     flushes: int = 0
     launched: list[FakeReplay] = field(default_factory=list)
 
-    def run(self, work: Callable[[], object]) -> None:
+    def run(self, work: Callable[[], Any]) -> Any:
         with torch.no_grad():
-            work()
+            return work()
 
     def record(self, work: Callable[[], object]) -> FakeReplay:
         with torch.no_grad():
