@@ -21,7 +21,7 @@ class FakeReplay:
 
 @dataclass
 class FakeLab:
-    """``cost_us``: of each launch of ``work``, told by the lab's own counting of :meth:`spend`."""
+    """``runs_us``: how long each replay takes. ``busy``: work was enqueued and not waited for."""
 
     device: str = "cpu"
     cache_bytes: int = 1 << 16
@@ -29,6 +29,7 @@ class FakeLab:
     runs_us: Callable[[FakeReplay], float] = lambda replay: 100.0
     now_us: float = 0.0
     flushes: int = 0
+    busy: bool = False
     launched: list[FakeReplay] = field(default_factory=list)
 
     def run(self, work: Callable[[], Any]) -> Any:
@@ -42,6 +43,7 @@ class FakeLab:
 
     def launch(self, replay: FakeReplay) -> None:
         self.launched.append(replay)
+        self.busy = True
         replay.replay()
         self.now_us += self.fixed_us + self.runs_us(replay)
 
@@ -61,7 +63,7 @@ class FakeLab:
         self.flushes += 1
 
     def settle(self) -> None:
-        pass
+        self.busy = False
 
     def microseconds(self, begin: Any, end: Any) -> float:
         return end - begin
