@@ -23,7 +23,15 @@ import torch
 
 from benchmarks import Bar, report
 from tessera_core.devices.cuda import CudaDevice, multiprocessors_of, open_lanes
-from tessera_core.profile.measure.cuda import Found, Source, described, measure, open_labs, rows_of
+from tessera_core.profile.measure.cuda import (
+    Found,
+    Source,
+    described,
+    measure,
+    open_labs,
+    prefixes,
+    rows_of,
+)
 from tessera_core.profile.measure.cuda_lab import CudaLab
 from tessera_core.profile.measure.cuda_links import measure_copies
 from tessera_core.profile.measure.cuda_slices import slowdowns
@@ -51,6 +59,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder that keeps profiles and findings")
     parser.add_argument("--seconds", type=float, default=6.0, help="of sampling, for each device and pass")
     parser.add_argument("--caches", nargs="*", default=[], choices=("cold", "warm"), help="also in these")
+    parser.add_argument("--prefixes", action="store_true", help="also what each kernel adds where it runs")
     parser.add_argument(
         "--alone", action="store_true", help="measure one trace, when told to on standard input"
     )
@@ -60,7 +69,7 @@ def main() -> int:
         return 1
     chosen.out.mkdir(parents=True, exist_ok=True)
     if chosen.alone:
-        _measure_one(chosen.only[0], chosen.out, chosen.seconds, chosen.caches)
+        _measure_one(chosen.only[0], chosen.out, chosen.seconds, chosen.caches, chosen.prefixes)
         return 0
     found = _measure_all(chosen.only, chosen)
     build = machine_facts("cuda:0", compiled=True)
@@ -79,6 +88,7 @@ def _measure_all(names: Sequence[str], chosen: argparse.Namespace) -> dict[str, 
         said = (chosen.out / f"{name}.txt").open("w")
         command = [sys.executable, "-m", "benchmarks.kernel_times", "--alone", "--only", name]
         command += ["--out", str(chosen.out), "--seconds", str(chosen.seconds), "--caches", *chosen.caches]
+        command += ["--prefixes"] if chosen.prefixes else []
         pipe = subprocess.PIPE
         children.append(
             (name, subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said, text=True), said)
@@ -92,7 +102,8 @@ def _measure_all(names: Sequence[str], chosen: argparse.Namespace) -> dict[str, 
         ):  # it has ended where there is nothing to read
             pass
     print(f"compiled after {time.perf_counter() - started:.0f} s", file=sys.stderr)
-    found = {}
+    found: dict[str, Any] = {}
+    failures = 0
     for name, child, said in children:
         child.communicate("go\n" if child.poll() is None else None)
         said.close()
@@ -102,10 +113,17 @@ def _measure_all(names: Sequence[str], chosen: argparse.Namespace) -> dict[str, 
             found[name] = json.loads(answer.read_text())
         else:
             print((chosen.out / f"{name}.txt").read_text()[-1500:], file=sys.stderr)
+            failures += 1
+            if failures > len(found) + 1:
+                print("most fail, so the rest is not tried", file=sys.stderr)
+                break
+    for _, child, _ in children:
+        if child.poll() is None:
+            child.kill()
     return found
 
 
-def _measure_one(name: str, out: Path, seconds: float, caches: Sequence[str]) -> None:
+def _measure_one(name: str, out: Path, seconds: float, caches: Sequence[str], added: bool) -> None:
     """Compile, wait to be told, measure on all devices, keep the profile and the findings."""
     trace = load_trace(CAPTURES / f"{name}.trace")
     started = time.perf_counter()
@@ -134,6 +152,15 @@ def _measure_one(name: str, out: Path, seconds: float, caches: Sequence[str]) ->
     for cache in caches:
         found = measure(source, whole, None, seconds=seconds, cache=cache, progress=_say)  # type: ignore[arg-type]
         facts[whole.lane.device.name][cache] = _sums(trace, found) | {"kernels": _times(found)}
+    if added:
+        facts[whole.lane.device.name]["prefixes"] = {
+            program.name: [
+                [kernel.signature[:16], round(us, 3)]
+                for kernel, us in zip(program.kernels, prefixes(source, whole, program, seconds))
+            ]
+            for program in trace.programs
+        }
+        (out / f"{name}.json").write_text(json.dumps(facts))
     facts["unmeasured"] = source.unmeasured
     facts["seconds"] = round(time.perf_counter() - started, 1)
     header = {
@@ -217,7 +244,9 @@ def _summary(facts: dict[str, Any]) -> dict[str, Any]:
     """Findings without single kernels."""
     kept = {key: value for key, value in facts.items() if not key.startswith("cuda:")}
     for place, own in _places(facts):
-        kept[place] = {key: value for key, value in own.items() if not key.startswith("kernels")}
+        kept[place] = {
+            key: value for key, value in own.items() if key != "prefixes" and not key.startswith("kernels")
+        }
         for cache in ("cold", "warm"):
             if cache in own:
                 kept[place][cache] = {k: v for k, v in own[cache].items() if k != "kernels"}

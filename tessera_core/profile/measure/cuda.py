@@ -261,6 +261,25 @@ def measure(
     return Found(trace=source.trace, cache=cache, times=times)
 
 
+def prefixes(source: Source, lab: Lab, program: Program, seconds: float) -> list[float]:
+    """Microseconds of an iteration's first 1, 2, ... kernels, each in a graph of its own.
+
+    Their differences are what each kernel adds where it runs: coarse for small ones, but without any assumption
+    about caches.
+    """
+    calls = source.calls(program)
+    if calls is None:
+        return []
+    memory = lab.run(partial(source.memory, program))
+    names = [f"{program.name} {count}" for count in range(1, len(calls) + 1)]
+    blocks = [
+        iteration_block(lab, name, source.trace, program, calls[: count + 1], memory, "sequence")
+        for count, name in enumerate(names)
+    ]
+    times = sample(lab, blocks, seconds)
+    return [times[name].median_us for name in names]
+
+
 def _blocks(source: Source, lab: Lab, program: Program, known: set[str], cache: Cache) -> list[Block]:
     """Blocks of the signatures that are new in a program, and of its iteration."""
     trace, blocks = source.trace, []
@@ -287,7 +306,7 @@ def _blocks(source: Source, lab: Lab, program: Program, known: set[str], cache: 
     calls = source.calls(program)
     if calls is not None:
         memory = lab.run(partial(source.memory, program))
-        blocks.append(iteration_block(lab, trace, program, calls, memory, cache))
+        blocks.append(iteration_block(lab, program.name, trace, program, calls, memory, cache))
     return blocks
 
 

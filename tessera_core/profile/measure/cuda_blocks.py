@@ -81,9 +81,15 @@ def kernel_block(lab: Lab, name: str, call: Call, copies: Copies, trace: Trace, 
 
 
 def iteration_block(
-    lab: Lab, trace: Trace, program: Program, calls: Sequence[Call], memory: Memory, cache: Cache
+    lab: Lab,
+    name: str,
+    trace: Trace,
+    program: Program,
+    calls: Sequence[Call],
+    memory: Memory,
+    cache: Cache,
 ) -> Block:
-    """One iteration of all kernels in one graph."""
+    """One iteration of the kernels of ``calls`` in one graph: all of a program's, or those up to some point."""
     restore = counters(trace, program, memory)
     dying = last_uses(trace, program)
     lab.run(lambda: _iterate(calls, memory, dying))
@@ -95,13 +101,15 @@ def iteration_block(
 
     lab.run(restore)
     lab.settle()
-    return Block(
-        name=program.name,
+    block = Block(
+        name=name,
         before=lab.record(before),
         body=lab.record(lambda: _iterate(calls, memory, dying)),
         launches=1,
         keep=(memory,),
     )
+    lab.run(restore)
+    return block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
