@@ -1,0 +1,410 @@
+"""Measuring kernels on CUDA devices: every signature compiled as capture compiles it, replayed from a CUDA graph.
+
+Kernels find caches as an iteration leaves them ("sequence"), or hot ("warm"). Under the condition "beside" the other
+slice of the same cut runs the same program meanwhile. Whole iterations are timed in the same rounds, to hold the sum of
+the kernels against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tessera_core.devices.cuda import CudaDevice, open_lanes, reported_name
+from tessera_core.profile.measure.cpu import Place, WholeTime
+from tessera_core.profile.measure.cuda_blocks import (
+    Block,
+    Call,
+    CoRunner,
+    free,
+    iteration_block,
+    kernel_block,
+)
+from tessera_core.profile.measure.cuda_copies import Cache, Copies
+from tessera_core.profile.measure.cuda_lab import CudaLab, Lab
+from tessera_core.profile.measure.cuda_rounds import BlockTimes, sample
+from tessera_core.profile.measure.cuda_values import drawn_inputs, iteration_memory, shared_values
+from tessera_core.profile.times import Condition, TimeRow
+from tessera_core.program.ir import Kernel, Program, Trace
+from tessera_core.program.memory import Memory
+from tessera_core.trace.capture.group import store_results
+from tessera_core.trace.capture.session import Session
+from tessera_formats.deps import WHOLE
+from tessera_formats.errors import InputError, TesseraError
+
+GIB = 2**30
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaMeasured:
+    """Rows per signature, times of whole iterations by (program id, condition), and what could not be measured.
+
+    ``unmeasured``: signature -> why. ``overhead_us``: of a segment. ``hardware``: as the rows say it.
+    """
+
+    rows: tuple[TimeRow, ...]
+    whole: Mapping[tuple[int, Condition], WholeTime]
+    unmeasured: Mapping[str, str]
+    overhead_us: float
+    hardware: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaMeasurement:
+    """Times of every kernel of ``trace`` on ``hardware``.
+
+    ``beside``: another slice of the same cut, which runs the same program meanwhile; None leaves the condition out.
+    ``seconds``: of sampling for all programs and conditions together, compiling aside. ``warm``: the same buffers
+    for all launches, so that caches are hot. ``path`` is for errors.
+    """
+
+    trace: Trace
+    path: Path
+    device_type: str
+    hardware: CudaDevice
+    beside: CudaDevice | None = None
+    trust: bool = False
+    seconds: float = 20.0
+    warm: bool = False
+
+    def run(self, progress: Progress) -> CudaMeasured:
+        """Measure; raises :class:`InputError` for slices that can't be had, or too little memory."""
+        beside = self.beside
+        if beside is not None and not self.hardware.is_beside(beside):
+            raise InputError(
+                f"--beside {beside.name}: is no other slice of {self.hardware.name};"
+                " name one that differs only in what follows #"
+            )
+        with _enough_memory(self.trace, self.path, self.hardware):
+            lanes = open_lanes(self.hardware)
+            lab = CudaLab(lanes[self.hardware.part])
+            other = CudaLab(lanes[beside.part]) if beside is not None else None
+            source = Source.of(self.trace, self.hardware.torch_name, self.trust)
+            source.compile(lab, lambda text: progress(f"{self.device_type}: {text}"))
+            found = measure(
+                source,
+                lab,
+                other,
+                seconds=self.seconds,
+                cache="warm" if self.warm else "sequence",
+                progress=lambda text: progress(f"{self.device_type}: {text} on {self.hardware.name}"),
+            )
+            hardware = described(self.hardware)
+            load = f"the same program's iterations on {beside.name}" if beside is not None else ""
+            return CudaMeasured(
+                rows=tuple(rows_of(source, found, self.device_type, hardware, load)),
+                whole=found.whole(),
+                unmeasured=dict(source.unmeasured),
+                overhead_us=lab.launch_us(),
+                hardware=hardware,
+            )
+
+
+def described(device: CudaDevice) -> str:
+    """A device as rows say it."""
+    return f"{reported_name(device.index)}, {device.name}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Source:
+    """A trace ready to be run on a device: values, and a function per signature.
+
+    ``unmeasured``: signatures that can't be compiled or run here, and why.
+    """
+
+    trace: Trace
+    device: str
+    session: Session
+    shared: dict[int, torch.UntypedStorage]
+    unmeasured: dict[str, str] = field(default_factory=dict)
+    _calls: dict[tuple[int, int], Call] = field(default_factory=dict)
+    _draws: dict[tuple[int, int], dict[int, torch.Tensor]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(trace: Trace, device: str, trusted: bool, compiled: bool = True) -> Source:
+        """Values are made now; functions when asked for."""
+        session = Session(trace=trace, device=device, compiled=compiled, trusted=trusted)
+        shared = shared_values(trace, device, trusted)
+        if torch.device(device).type == "cuda":
+            torch.cuda.synchronize(device)  # made on another stream than those that will read them
+        return Source(trace=trace, device=device, session=session, shared=shared)
+
+    def compile(self, lab: Lab, progress: Progress) -> None:
+        """Run each program once, which compiles every signature."""
+        for program in self.trace.programs:
+            progress(f"compiling {program.name}")
+            for _ in self.walk(lab, program):
+                pass
+            free(lab)
+
+    def memory(self, program: Program) -> Memory:
+        """Fresh inputs and state."""
+        return iteration_memory(self.trace, program, self.shared, self.device)
+
+    def walk(self, lab: Lab, program: Program) -> Iterator[tuple[Call | None, Kernel, Memory]]:
+        """Run an iteration; stop before each kernel with the memory that it will find, and how to call it.
+
+        None instead of a call: it can't run here, and what it would give is made up.
+        """
+        memory = lab.run(partial(self.memory, program))
+        for kernel in program.kernels:
+            call = self.call(program, kernel)
+            yield call, kernel, memory
+            try:
+                if call is not None:
+                    lab.run(partial(_run, call, memory))
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as problem:
+                self.unmeasured[kernel.signature] = _reason(problem)
+                call = None
+            if call is None:
+                _make_up(program, kernel, memory)
+
+    def call(self, program: Program, kernel: Kernel) -> Call | None:
+        """How to run a kernel; None for one that can't be."""
+        if kernel.signature in self.unmeasured:
+            return None
+        key = (program.id, kernel.id)
+        try:
+            if key not in self._calls:
+                group = self.session.group(program, kernel.id)
+                self._calls[key] = (kernel, group, self.session.function(kernel.signature, group))
+            return self._calls[key]
+        except TesseraError as problem:
+            self.unmeasured[kernel.signature] = _reason(problem)
+            return None
+
+    def calls(self, program: Program) -> list[Call] | None:
+        """All kernels of an iteration; None where one of them can't run."""
+        found = [self.call(program, kernel) for kernel in program.kernels]
+        whole = [call for call in found if call is not None]
+        return whole if len(whole) == len(found) else None
+
+    def draw(self, program: Program, number: int) -> dict[int, torch.Tensor]:
+        """Bytes of batch ``number``'s inputs by buffer; kept, because drawing takes the host long."""
+        key = (program.id, number)
+        if key not in self._draws:
+            values = drawn_inputs(self.trace, program, number)
+            bound = program.bindings("input")
+            self._draws[key] = {
+                self.trace.tensors[bound[name].tensor].buffer: _bytes_of(value).to(self.device)
+                for name, value in values.items()
+            }
+        return self._draws[key]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Block times by condition and name (signatures, and programs for whole iterations)."""
+
+    trace: Trace
+    cache: Cache
+    times: Mapping[Condition, Mapping[str, BlockTimes]]
+
+    def whole(self) -> dict[tuple[int, Condition], WholeTime]:
+        """Times of whole iterations."""
+        return {
+            (program.id, condition): WholeTime(times[program.name].median_us, 0.0)
+            for condition, times in self.times.items()
+            for program in self.trace.programs
+            if program.name in times
+        }
+
+    def total_us(self, program: Program, condition: Condition) -> float | None:
+        """Sum of a program's kernels; None where one was not measured."""
+        times = self.times[condition]
+        if any(kernel.signature not in times for kernel in program.kernels):
+            return None
+        return sum(times[kernel.signature].median_us for kernel in program.kernels)
+
+
+def measure(
+    source: Source,
+    lab: Lab,
+    beside: Lab | None,
+    *,
+    seconds: float,
+    cache: Cache = "sequence",
+    progress: Progress = lambda text: None,
+) -> Found:
+    """Time every signature once, at the first kernel that has it, and every program's iteration.
+
+    With ``beside`` twice: alone, and while the same program's iterations run there.
+    """
+    conditions: tuple[Condition, ...] = ("alone",) if beside is None else ("alone", "beside")
+    share = seconds / (len(conditions) * max(1, len(source.trace.programs)))
+    times: dict[Condition, dict[str, BlockTimes]] = {condition: {} for condition in conditions}
+    for program in source.trace.programs:
+        progress(f"recording {program.name}")
+        blocks = _blocks(source, lab, program, set(times["alone"]), cache)
+        progress(f"timing {program.name}")
+        times["alone"] |= sample(lab, blocks, share)
+        calls = source.calls(program)
+        if beside is not None and calls is not None:
+            progress(f"timing {program.name} beside its like")
+            memory = beside.run(partial(source.memory, program))
+            runner = CoRunner.of(beside, source.trace, program, calls, memory)
+            times["beside"] |= sample(lab, blocks, share, runner)
+            del runner, memory
+        del blocks
+        free(lab)
+    return Found(trace=source.trace, cache=cache, times=times)
+
+
+def prefixes(source: Source, lab: Lab, program: Program, seconds: float) -> list[float]:
+    """Microseconds of an iteration's first 1, 2, ... kernels, each in a graph of its own.
+
+    Their differences are what each kernel adds where it runs: coarse for small ones, but without any assumption
+    about caches.
+    """
+    calls = source.calls(program)
+    if calls is None:
+        return []
+    memory = lab.run(partial(source.memory, program))
+    names = [f"{program.name} {count}" for count in range(1, len(calls) + 1)]
+    blocks = [
+        iteration_block(lab, name, source.trace, program, calls[: count + 1], memory, "sequence")
+        for count, name in enumerate(names)
+    ]
+    times = sample(lab, blocks, seconds)
+    return [times[name].median_us for name in names]
+
+
+def _blocks(source: Source, lab: Lab, program: Program, known: set[str], cache: Cache) -> list[Block]:
+    """Blocks of the signatures that are new in a program, and of its iteration."""
+    trace, blocks = source.trace, []
+    for call, kernel, memory in source.walk(lab, program):
+        if call is None or kernel.signature in known:
+            continue
+        known.add(kernel.signature)
+        copies = Copies.of(
+            trace,
+            program,
+            kernel.id,
+            call[1],
+            memory,
+            lab.cache_bytes,
+            cache,
+            lambda number: source.draw(program, number),
+        )
+        try:
+            blocks.append(kernel_block(lab, kernel.signature, call, copies, trace, cache))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as problem:
+            source.unmeasured[kernel.signature] = _reason(problem)
+    calls = source.calls(program)
+    if calls is not None:
+        memory = lab.run(partial(source.memory, program))
+        blocks.append(iteration_block(lab, program.name, trace, program, calls, memory, cache))
+    return blocks
+
+
+def rows_of(source: Source, found: Found, device_type: str, hardware: str, load: str) -> Iterator[TimeRow]:
+    """A row for each signature and condition."""
+    dated = datetime.now(UTC).isoformat(timespec="seconds")
+    kernels = {kernel.signature: kernel for p in source.trace.programs for kernel in p.kernels}
+    for condition, times in found.times.items():
+        place = Place(
+            device_type=device_type,
+            condition=condition,
+            hardware=hardware,
+            dated=dated,
+            load=load if condition == "beside" else "",
+        )
+        for signature, kernel in kernels.items():
+            if signature in times:
+                yield _row(kernel, times[signature], found.cache, place)
+
+
+_STATES: Mapping[Cache, str] = {
+    "sequence": "weights and state cold, activations hot",
+    "warm": "everything hot",
+    "cold": "everything cold",
+}
+
+
+def _row(kernel: Kernel, times: BlockTimes, cache: Cache, place: Place) -> TimeRow:
+    middle = times.median_us
+    low, high = times.interval_us
+    p10, p90 = (float(value) for value in np.quantile(times.times_us, (0.1, 0.9)))
+    return TimeRow(
+        signature=kernel.signature,
+        part=WHOLE,
+        device_type=place.device_type,
+        condition=place.condition,
+        load=place.load,
+        cache=cache,
+        median_us=middle,
+        p10_us=p10,
+        p90_us=p90,
+        low_us=min(low, middle),
+        high_us=max(high, middle),
+        samples=len(times.times_us),
+        flops=kernel.flops,
+        bytes=kernel.read_bytes + kernel.written_bytes,
+        dtype=kernel.dtype,
+        source="measured",
+        hardware=place.hardware,
+        dated=place.dated,
+        detail=f"{len(times.times_us)} CUDA graphs of {times.launches} launches, {_STATES[cache]}",
+    )
+
+
+def _run(call: Call, memory: Memory) -> None:
+    _, group, function = call
+    store_results(group, memory, function(*group.arguments(memory)))
+
+
+def _make_up(program: Program, kernel: Kernel, memory: Memory) -> None:
+    """Ordinary values where a kernel that can't run here would have written: normal floats, integers 0."""
+    for op in kernel.ops:
+        for tensor in program.ops[op].outputs:
+            reference = memory.trace.tensors[tensor]
+            if not memory.is_bound(reference.buffer):
+                size = memory.trace.buffers[reference.buffer].bytes
+                memory.bind(
+                    reference.buffer,
+                    torch.zeros(size, dtype=torch.uint8, device=memory.device).untyped_storage(),
+                )
+                view = memory.view(tensor)
+                if view.dtype.is_floating_point and view.dtype.itemsize > 1:
+                    view.normal_()
+
+
+def _bytes_of(value: torch.Tensor) -> torch.Tensor:
+    size = value.untyped_storage().nbytes()
+    return torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage(), 0, (size,), (1,))
+
+
+def _reason(problem: Exception) -> str:
+    line = str(problem).strip().partition("\n")[0]
+    return line if isinstance(problem, TesseraError) else f"{type(problem).__name__}: {line}"
+
+
+@contextmanager
+def _enough_memory(trace: Trace, path: Path, device: CudaDevice) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as problem:
+        free_gib = torch.cuda.mem_get_info(device.index)[0] / GIB
+        weights = sum(buffer.bytes for buffer in trace.buffers if buffer.program is None) / GIB
+        raise InputError(
+            f"{path}: measuring it runs out of the memory of {device.torch_name} ({free_gib:.1f} GiB are free, its"
+            f" weights alone take {weights:.1f}); trace fewer layers or a smaller batch, or free the device"
+        ) from problem
+
+
+def open_labs(device: CudaDevice) -> Sequence[CudaLab]:
+    """A lab for every slice of the cut that ``device`` is of, or for the whole GPU."""
+    return [CudaLab(lane) for lane in open_lanes(device)]
