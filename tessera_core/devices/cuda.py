@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from tessera_core.profile.catalogue import catalogue
+from tessera_core.profile.catalogue import Catalogue
 from tessera_formats.errors import InputError
 
 _COUNT = r"[1-9][0-9]*"
@@ -113,18 +113,18 @@ def cuda_device(name: str) -> CudaDevice:
     return device
 
 
-def check_bound(option: str, base: str, device: CudaDevice) -> None:
+def check_bound(option: str, base: str, device: CudaDevice, catalogue: Catalogue) -> None:
     """Refuse a catalogued type bound to other hardware; ``option``: as the user wrote it, ``base``: the type's name.
 
     A type that the catalogue gives no reported name (a user's own) is taken at the user's word.
     """
     reported = reported_name(device.index)
-    known = catalogue().types.get(base)
+    known = catalogue.types.get(base)
     if known is not None and known.kind != "gpu":
         raise InputError(
             f"--device {option}: {base} is a {known.kind.upper()}, {device.name} is a {reported}"
         )
-    actual = catalogue().reported(reported)
+    actual = catalogue.reported(reported)
     if actual is not None and actual.name != base and (known is None or known.reported):
         raise InputError(f"--device {option}: this is an {reported}; write {actual.name}={device.name}")
     if actual is None and known is not None and known.reported:

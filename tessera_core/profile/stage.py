@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tessera_core.devices.cpu import CpuDevice
+from tessera_core.devices.cuda import CudaDevice
 from tessera_core.profile.binding import Binding, parse_bindings
 from tessera_core.profile.catalogue import catalogue
 from tessera_core.profile.facts import Answer, profile_facts
@@ -40,7 +42,7 @@ class ProfileStage:
     ``trust``: import user code that the trace names. ``seconds``: time to spend on measuring. ``merged``: profiles of
     the same trace whose times are taken in. ``references``: profiles that only lend the model their times of other
     types, as merged ones do too. ``catalogues``: files of users' device types. ``tables``: look times up in published
-    tables.
+    tables. ``warm``: keep the caches of CUDA devices hot while measuring.
     """
 
     devices: tuple[str, ...] = ()
@@ -51,6 +53,7 @@ class ProfileStage:
     references: tuple[Path | str, ...] = ()
     catalogues: tuple[Path, ...] = ()
     tables: bool = True
+    warm: bool = False
 
     def run(self, trace: Path, output: Path | str, progress: Callable[[str], None] = lambda _: None) -> Facts:
         """Profile ``trace`` and write the artifact to ``output`` (``-``: standard output).
@@ -86,7 +89,12 @@ class ProfileStage:
             )
         if not 0 < self.seconds < float("inf"):
             raise InputError(f"--seconds {self.seconds}: is not a time; name a number of seconds above 0")
-        return parse_bindings(self.devices, self.beside, catalogue(self.catalogues))
+        bindings = parse_bindings(self.devices, self.beside, catalogue(self.catalogues))
+        if self.warm and not any(isinstance(binding.hardware, CudaDevice) for binding in bindings):
+            raise InputError(
+                "--warm-cache: no CUDA device is measured; add --device TYPE=cuda:0, or leave it out"
+            )
+        return bindings
 
     def _answer(
         self,
@@ -156,7 +164,7 @@ class ProfileStage:
         bound = [binding for binding in bindings if binding.hardware is not None]
         if not bound:
             return {}
-        _check_measurable(question.trace, path)
+        _check_measurable(question.trace, path, bound)
         from tessera_core.profile.measure.bound import Measurement
 
         measurement = Measurement(
@@ -165,18 +173,16 @@ class ProfileStage:
             beside=self.beside,
             trust=self.trust,
             seconds=self.seconds / len(bound),
+            warm=self.warm,
+            measured=tuple(binding.hardware for binding in bound if binding.hardware is not None),
         )
-        return {
-            binding.type.name: measurement.on_cpu(binding.type.name, binding.hardware, progress)
-            for binding in bound
-            if binding.hardware is not None
-        }
+        return {binding.type.name: measurement.of(binding, progress) for binding in bound}
 
 
-def _check_measurable(trace: Trace, path: Path) -> None:
-    if trace.info["fake"]:
+def _check_measurable(trace: Trace, path: Path, bound: Sequence[Binding]) -> None:
+    if trace.info["fake"] and any(isinstance(binding.hardware, CpuDevice) for binding in bound):
         raise InputError(
-            f"{path}: was traced with --fake, so there are no values to measure with;"
+            f"{path}: was traced with --fake, so there are no values to measure with on a CPU;"
             " trace without --fake, or name device types without =HARDWARE to model them"
         )
     check_replayable(trace, path, "name device types without =HARDWARE to model them")

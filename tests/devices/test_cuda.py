@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tessera_core.devices import cuda
 from tessera_core.devices.cuda import CudaDevice, check_bound, cuda_device, parse_cuda, split
+from tessera_core.profile.catalogue import catalogue
 from tessera_formats.errors import InputError
 
 COUNTS = st.lists(st.integers(1, 200), min_size=1, max_size=5)
@@ -91,18 +92,18 @@ def test_devices_that_are_not_here_are_refused() -> None:
 @pytest.mark.usefixtures("h200")
 def test_a_type_is_bound_only_to_its_own_hardware() -> None:
     device = CudaDevice(index=0)
-    check_bound("h200-sxm=cuda:0", "h200-sxm", device)
+    check_bound("h200-sxm=cuda:0", "h200-sxm", device, catalogue())
     with pytest.raises(InputError, match="this is an NVIDIA H200; write h200-sxm=cuda:0"):
-        check_bound("a100-80gb=cuda:0", "a100-80gb", device)
+        check_bound("a100-80gb=cuda:0", "a100-80gb", device, catalogue())
     with pytest.raises(InputError, match="cpu-1thread is a CPU"):
-        check_bound("cpu-1thread=cuda:0", "cpu-1thread", device)
+        check_bound("cpu-1thread=cuda:0", "cpu-1thread", device, catalogue())
 
 
 def test_hardware_that_the_catalogue_lacks_is_no_catalogued_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "reported_name", lambda index: "NVIDIA Unheard-of")
-    check_bound("mine=cuda:0", "mine", CudaDevice(index=0))
+    check_bound("mine=cuda:0", "mine", CudaDevice(index=0), catalogue())
     with pytest.raises(InputError, match="which the catalogue lacks"):
-        check_bound("l40s=cuda:0", "l40s", CudaDevice(index=0))
+        check_bound("l40s=cuda:0", "l40s", CudaDevice(index=0), catalogue())
 
 
 class Status(IntEnum):
@@ -180,4 +181,4 @@ def test_slices_of_a_gpu_are_disjoint() -> None:
 def test_a_gpu_is_not_another_type() -> None:
     other = "l4" if "L4" not in cuda.reported_name(0) else "h200-sxm"
     with pytest.raises(InputError, match="this is an"):
-        check_bound(f"{other}=cuda:0", other, CudaDevice(index=0))
+        check_bound(f"{other}=cuda:0", other, CudaDevice(index=0), catalogue())

@@ -75,7 +75,7 @@ def test_equal_inputs_give_equal_bytes(trace: Path, tmp_path: Path) -> None:
         (("cpu-1thread=cuda:0",), {}, "cuda:0"),
         (("l4=cpu:0",), {}, "l4 is a GPU"),
         (("l4", "l4"), {}, "named 2 times"),
-        (("l4",), {"beside": "cpu:0"}, "nothing is measured"),
+        (("l4",), {"beside": "cpu:0"}, "nothing of its kind is measured"),
         (("cpu-1thread=cpu:0",), {"beside": "cpu:0"}, "is what is measured itself"),
         (("cpu-1thread=cpu:0",), {"beside": "cpu:99"}, "cpu:99"),
         (("l4",), {"seconds": math.nan}, "seconds"),

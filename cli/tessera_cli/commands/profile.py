@@ -17,6 +17,7 @@ def command(
     output: own.Output = None,
     beside: own.Beside = None,
     seconds: own.Seconds = 20.0,
+    warm_cache: own.WarmCache = False,
     merge: own.Merge = None,
     references: own.References = None,
     explain: own.Explain = None,
@@ -33,8 +34,8 @@ def command(
     options.at_most_one_stream([*(merge or ()), *(references or ())])
     if (output is None) == (explain is None):
         raise typer.BadParameter("name the profile to write with -o FILE, or a kernel to --explain")
-    if explain is not None and beside is not None:
-        raise typer.BadParameter("--explain measures nothing, so --beside does not go with it")
+    if explain is not None and (beside is not None or warm_cache):
+        raise typer.BadParameter("--explain measures nothing, so --beside and --warm-cache don't go with it")
     shown = Output(json=json, artifact=output or "")
     merged, lent = _sources(merge), _sources(references)
     if explain is not None:
@@ -61,6 +62,7 @@ def command(
             references=lent,
             catalogues=tuple(catalogue or ()),
             tables=not no_silicon,
+            warm=warm_cache,
         )
         shown.show(made.run(trace, output if output == "-" else Path(output), shown.progress))
 

@@ -13,8 +13,8 @@ Devices = Annotated[
     typer.Option(
         "--device",
         metavar="TYPE[=HARDWARE]",
-        help="A device type: measured if bound to hardware here (cpu-1thread=cpu:0), else looked up in published"
-        " tables or modelled (a100-80gb; h200-sxm/sm=96: a slice; l40s/dtype=float8); may be repeated.",
+        help="A device type: measured if bound to hardware here (cpu-1thread=cpu:0, h200-sxm=cuda:0), else looked up"
+        " in published tables or modelled (a100-80gb; h200-sxm/sm=96: a slice; l40s/dtype=float8); may be repeated.",
     ),
 ]
 Output = Annotated[
@@ -29,7 +29,9 @@ Output = Annotated[
 ]
 Beside = Annotated[
     str | None,
-    typer.Option(metavar="HARDWARE", help="Measure while this other worker (cpu:1) is busy as well."),
+    typer.Option(
+        metavar="HARDWARE", help="Measure while this other worker (cpu:1, cuda:0/sm=96+36#1) is busy as well."
+    ),
 ]
 Seconds = Annotated[
     float,
@@ -61,6 +63,12 @@ Explain = Annotated[
         metavar="KERNEL",
         help="Show where the times of one kernel come from, and write nothing: decode/12, a name, or the beginning"
         " of a signature.",
+    ),
+]
+WarmCache = Annotated[
+    bool,
+    typer.Option(
+        "--warm-cache", help="Measure on CUDA devices with weights left in cache, as far as they fit."
     ),
 ]
 NoSilicon = Annotated[bool, typer.Option("--no-silicon", help="Look nothing up in published tables.")]

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tessera_core.devices.cpu import CpuDevice, cpu_device, processor_name, usable_cpus
+from tessera_core.devices.cpu import CpuDevice, processor_name, usable_cpus
+from tessera_core.devices.cuda import CudaDevice
+from tessera_core.profile.binding import Binding, Hardware, beside_of
 from tessera_core.profile.measure.cpu import CpuMeasurement, WholeTime
 from tessera_core.profile.measure.links_shared_memory import measure_link
 from tessera_core.profile.measure.overhead import segment_overhead_us
@@ -34,7 +36,8 @@ class MeasuredType:
 class Measurement:
     """Measuring ``trace``, read from ``path`` by the workers; ``seconds``: for one device type.
 
-    ``beside``: hardware that is busy meanwhile, for the conditions "beside" and "copies".
+    ``beside``: hardware that is busy meanwhile, for the conditions "beside" and "copies". ``warm``: on CUDA devices
+    caches are kept hot. ``measured``: all that is measured in the same call.
     """
 
     trace: Trace
@@ -42,13 +45,48 @@ class Measurement:
     beside: str | None
     trust: bool
     seconds: float
+    warm: bool
+    measured: tuple[Hardware, ...]
 
-    def on_cpu(self, device_type: str, cpu: CpuDevice, progress: Callable[[str], None]) -> MeasuredType:
-        """Times, the link to a second worker where there is one, and the device itself.
+    def of(self, binding: Binding, progress: Callable[[str], None]) -> MeasuredType:
+        """Measure what ``binding`` binds; raises what replay raises, and the errors of lost workers and full GPUs."""
+        hardware = binding.hardware
+        assert hardware is not None, f"{binding.type.name} is not bound"
+        if isinstance(hardware, CudaDevice):
+            return self._on_cuda(binding.type.name, hardware, progress)
+        return self._on_cpu(binding.type.name, hardware, progress)
 
-        Raises what replay raises, and :class:`DeviceLostError` where a worker dies.
-        """
-        other = cpu_device(self.beside) if self.beside is not None else _another_cpu(cpu)
+    def _on_cuda(self, device_type: str, device: CudaDevice, progress: Callable[[str], None]) -> MeasuredType:
+        from tessera_core.profile.measure.cuda import CudaMeasurement  # late: it needs torch and Triton
+
+        other = beside_of(device, self.beside, self.measured)
+        found = CudaMeasurement(
+            trace=self.trace,
+            path=self.path,
+            device_type=device_type,
+            hardware=device,
+            beside=other if isinstance(other, CudaDevice) else None,
+            trust=self.trust,
+            seconds=self.seconds,
+            warm=self.warm,
+        ).run(progress)
+        row = DeviceRow(
+            device_type=device_type,
+            hardware=found.hardware,
+            threads=0,
+            overhead_us=found.overhead_us,
+            date=_now(),
+            source="measured",
+        )
+        return MeasuredType(
+            rows=found.rows, links=(), device=row, whole=found.whole, unmeasured=found.unmeasured
+        )
+
+    def _on_cpu(self, device_type: str, cpu: CpuDevice, progress: Callable[[str], None]) -> MeasuredType:
+        """Times, the link to a second worker where there is one, and the device itself."""
+        named = beside_of(cpu, self.beside, self.measured)
+        beside = named if isinstance(named, CpuDevice) else None
+        other = beside or _another_cpu(cpu)
         links: tuple[LinkRow, ...] = ()
         if other is not None:
             progress(f"{device_type}: link between {cpu.name} and {other.name}")
@@ -60,7 +98,7 @@ class Measurement:
             path=self.path,
             device_type=device_type,
             cpu=cpu,
-            beside=other if self.beside is not None else None,
+            beside=beside,
             trust=self.trust,
             seconds=self.seconds * (1 - LINK_SHARE),
         ).run(progress)
