@@ -20,7 +20,7 @@ from tessera_core.profile.facts import Answer, profile_facts
 from tessera_core.profile.merge import merge_profiles, open_profiles, profile_content, rows_of
 from tessera_core.profile.question import Question
 from tessera_core.profile.sources import Looked, modelled, modelled_device, recorded, references_of, silicon
-from tessera_core.profile.times import Condition, DeviceRow, TimeRow
+from tessera_core.profile.times import Condition, DeviceRow, LinkRow, TimeRow
 from tessera_core.program.guards import check_replayable
 from tessera_core.program.ir import Trace
 from tessera_core.program.store import trace_from_bundle
@@ -104,7 +104,7 @@ class ProfileStage:
         lent: Mapping[str, TableArtifact],
         progress: Callable[[str], None],
     ) -> Answer:
-        measured = self._measured(question, path, bindings, progress)
+        measured, links = self._measured(question, path, bindings, progress)
         rows: list[TimeRow] = []
         devices: list[DeviceRow] = []
         missing: list[str] = []
@@ -147,7 +147,7 @@ class ProfileStage:
                 )
         return Answer(
             rows=rows,
-            links=[link for found in measured.values() for link in found.links],
+            links=links,
             devices=devices,
             whole={
                 (name, *place): time
@@ -159,13 +159,13 @@ class ProfileStage:
 
     def _measured(
         self, question: Question, path: Path, bindings: Sequence[Binding], progress: Callable[[str], None]
-    ) -> dict[str, MeasuredType]:
-        """Types that are bound to hardware, by name."""
+    ) -> tuple[dict[str, MeasuredType], tuple[LinkRow, ...]]:
+        """Types that are bound to hardware, by name, and the links between them."""
         bound = [binding for binding in bindings if binding.hardware is not None]
         if not bound:
-            return {}
+            return {}, ()
         _check_measurable(question.trace, path, bound)
-        from tessera_core.profile.measure.bound import Measurement
+        from tessera_core.profile.measure.bound import LINK_SHARE, Measurement, copies_between
 
         measurement = Measurement(
             trace=question.trace,
@@ -176,7 +176,9 @@ class ProfileStage:
             warm=self.warm,
             measured=tuple(binding.hardware for binding in bound if binding.hardware is not None),
         )
-        return {binding.type.name: measurement.of(binding, progress) for binding in bound}
+        found = {binding.type.name: measurement.of(binding, progress) for binding in bound}
+        own = [link for measured in found.values() for link in measured.links]
+        return found, (*own, *copies_between(bound, self.seconds * LINK_SHARE, progress))
 
 
 def _check_measurable(trace: Trace, path: Path, bound: Sequence[Binding]) -> None:

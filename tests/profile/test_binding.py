@@ -10,12 +10,14 @@ from tessera_core.devices.cpu import CpuDevice
 from tessera_core.devices.cuda import CudaDevice
 from tessera_core.profile.binding import beside_of, parse_binding, parse_bindings
 from tessera_core.profile.catalogue import catalogue
+from tessera_core.profile.measure import cuda_links
 from tessera_core.profile.measure.cuda import CudaMeasured, CudaMeasurement
 from tessera_core.profile.merge import load_profiles
 from tessera_core.profile.stage import ProfileStage
+from tessera_core.profile.times import LinkRow
 from tessera_core.program.store import save_trace
 from tessera_formats.errors import InputError
-from tests.profile.test_times import ROW
+from tests.profile.test_times import LINK, ROW
 from tests.profile.traces import tiny_trace
 
 LARGE, SMALL = "h200-sxm/sm=96=cuda:0/sm=96+36#0", "h200-sxm/sm=36=cuda:0/sm=96+36#1"
@@ -97,7 +99,12 @@ def test_what_a_gpu_could_not_run_is_told_and_left_to_other_sources(
             rows=tuple(rows), whole={}, unmeasured={"sig-add": "no such op"}, overhead_us=4.0, hardware="H200"
         )
 
+    def copies(source: str, destination: str, types: tuple[str, str], seconds: float) -> LinkRow:
+        assert (source, destination) == ("cuda:0", "cuda:0")
+        return replace(LINK, source=types[0], destination=types[1], transport="device-memory")
+
     monkeypatch.setattr(CudaMeasurement, "run", run)
+    monkeypatch.setattr(cuda_links, "measure_copies", copies)
     save_trace(tmp_path / "x.trace", tiny_trace(fake=True))  # values are drawn on the GPU
     stage = ProfileStage(devices=(LARGE, SMALL), beside="cuda:0/sm=96+36#1", warm=True, seconds=8.0)
     facts = stage.run(tmp_path / "x.trace", tmp_path / "p.arrow").as_json()
@@ -110,6 +117,7 @@ def test_what_a_gpu_could_not_run_is_told_and_left_to_other_sources(
     assert times.time("sig-mm", "h200-sxm/sm=36").source == "measured"
     assert times.time("sig-add", "h200-sxm/sm=36").source == "modelled"
     assert times.overhead_us("h200-sxm/sm=96") == 4.0
+    assert times.link("h200-sxm/sm=36", "h200-sxm/sm=96").dated > "2026"
     assert any("sig-add is not measured: no such op" in row["what"] for row in facts["not found"])
 
 

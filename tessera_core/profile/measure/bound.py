@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import permutations
 from pathlib import Path
 
 from tessera_core.devices.cpu import CpuDevice, processor_name, usable_cpus
@@ -17,7 +18,7 @@ from tessera_core.profile.times import Condition, DeviceRow, LinkRow, TimeRow
 from tessera_core.program.ir import Trace
 
 LINK_SHARE = 0.1
-"""Share of the time budget that goes to the link between two workers."""
+"""Share of the time budget that goes to links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +112,36 @@ class Measurement:
             source="measured",
         )
         return MeasuredType(rows=found.rows, links=links, device=device, whole=found.whole, unmeasured={})
+
+
+def copies_between(
+    bindings: Sequence[Binding], seconds: float, progress: Callable[[str], None]
+) -> tuple[LinkRow, ...]:
+    """Links from and to CUDA devices among ``bindings``, both ways, in about ``seconds`` together.
+
+    Those between CPU workers are measured with the workers. Raises :class:`InputError` for a GPU without memory left.
+    """
+    pairs = [
+        (first, second)
+        for first, second in permutations(bindings, 2)
+        if isinstance(first.hardware, CudaDevice) or isinstance(second.hardware, CudaDevice)
+    ]
+    if not pairs:
+        return ()
+    from tessera_core.profile.measure.cuda_links import measure_copies  # late: it needs torch
+
+    links = []
+    for first, second in pairs:
+        progress(f"copies from {first.type.name} to {second.type.name}")
+        ends = _copied(first.hardware), _copied(second.hardware)
+        link = measure_copies(*ends, (first.type.name, second.type.name), seconds / len(pairs))
+        links.append(replace(link, dated=_now()))
+    return tuple(links)
+
+
+def _copied(hardware: Hardware | None) -> str:
+    """What PyTorch calls the memory that a device's copies start or end in."""
+    return hardware.torch_name if isinstance(hardware, CudaDevice) else "cpu"
 
 
 def _now() -> str:
