@@ -41,8 +41,9 @@ GROWING = frozenset({"n", "k", "m", "queries", "context", "tokens", "length"})
 """Sizes of which more is more of the same work, so that past the last a time may follow its roofline."""
 
 COVERAGE = 0.9
-SAMPLE = 600
-"""Points per size that calibrate a table: with half as many, coverage scatters by three hundredths."""
+SAMPLE, SAMPLE_WHOLE = 400, 1200
+"""Points that calibrate a table: along each size, and with all sizes at play. With half as many of the latter, coverage
+scatters by three hundredths."""
 
 FEWEST = 20
 """With fewer points that calibrate a size, :data:`UNCALIBRATED` stands in."""
@@ -221,7 +222,7 @@ def _calibrated(ready: Interpolator) -> Interpolator:
         beyond.append(_factor(_misses(lattice, outer, level, HIDDEN)) or between[-1])
     lattice = replace(lattice, between=tuple(between), beyond=tuple(beyond))
     misses = []
-    for row in random.permutation(count)[:SAMPLE].tolist():
+    for row in random.permutation(count)[:SAMPLE_WHOLE].tolist():
         found = lattice.at(lattice.coordinates[:, row].tolist(), without=row)
         if found is not None:
             misses.append(abs(found.value - float(lattice.values[row])) / math.sqrt(found.variance))

@@ -111,7 +111,10 @@ class Lattice:
         level: int,
     ) -> Value:
         share = (wanted - held[left]) / (held[right] - held[left])
-        half = self.between[level] * (LEAST + self._roughness(starts, left, right, first, second, level))
+        rough, factor = self._roughness(starts, left, right, first, second, level), self.between[level]
+        half = (
+            factor * LEAST + min(factor, 1.0) * rough
+        )  # hardly ever farther than the neighbours from each other
         nearer, gap = (first, wanted - held[left]) if 2 * share <= 1 else (second, held[right] - wanted)
         return Value(
             (1 - share) * first.value + share * second.value,

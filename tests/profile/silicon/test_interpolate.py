@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,27 @@ def test_outside_the_table_there_is_no_time() -> None:
 def test_a_size_past_the_last_is_refused_where_the_times_have_not_settled() -> None:
     rising = {(m, n, k): product_us(m, n, k) * (3 if n == 4096 else 1) for m in M for n in N for k in K}
     assert time_at(table_of(rising), {"m": 64, "n": 8192, "k": 1024}) is None
+
+
+def test_more_heads_are_not_more_of_the_same() -> None:
+    """Past the most heads measured another split of the work would be chosen; past the longest context it is not."""
+    sizes = [(heads, context) for heads in (8, 16, 32) for context in (1, 1024, 2048, 4096)]
+    columns = {"heads": [h for h, _ in sizes], "context": [c for _, c in sizes]}
+    columns |= {
+        name: [value] * len(sizes)
+        for name, value in {"batch": 8, "kv_heads": 8, "head_dim": 128, "window": 0}.items()
+    }
+    table = SiliconTable(
+        source=replace(SOURCE, family="attention-decode"),
+        dtype="bfloat16",
+        sizes={name: np.array(values) for name, values in columns.items()},
+        time_us=np.array([float(context) for _, context in sizes]),
+    )
+    asked = {"batch": 8, "kv_heads": 8, "head_dim": 128, "window": 0}
+    longer = time_at(table, asked | {"heads": 32, "context": 8192})
+    assert longer is not None and longer.continued and longer.time_us == pytest.approx(8192, rel=0.1)
+    assert time_at(table, asked | {"heads": 64, "context": 4096}) is None
+    assert time_at(table, asked | {"heads": 32, "context": 4096, "window": 128}) is None
 
 
 def test_a_hole_is_bridged_by_the_next_measured_value() -> None:
