@@ -23,7 +23,10 @@ def memory_bound() -> dict[str, Any]:
     """Median error over measured kernels without a product, attention, experts or scan; none measured: None."""
     profiles = sorted(PROFILES.glob("*.profile.arrow"))
     traces = {
-        trace.digest: trace for path in sorted(TRACES.glob("*.trace")) if profiles for trace in [load_trace(path)]
+        trace.digest: trace
+        for path in sorted(TRACES.glob("*.trace"))
+        if profiles
+        for trace in [load_trace(path)]
     }
     device = ModelledDevice.of(DEVICE_TYPE)
     errors, inside = [], []

@@ -91,9 +91,7 @@ def points(package: SiliconPackage, gpu: str, kind: str) -> Points | None:
     table = max(tables, key=lambda table: _number(table.source.version))
     sizes = table_sizes(table)
     keys = tuple(zip(*(column.tolist() for column in table.sizes.values())))
-    return Points(
-        gpu=gpu, kind=kind, sizes=sizes, time_us=table.time_us, keys=keys, table=table.source.name
-    )
+    return Points(gpu=gpu, kind=kind, sizes=sizes, time_us=table.time_us, keys=keys, table=table.source.name)
 
 
 def _number(version: str) -> tuple[int, ...]:

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tessera_core.devices.modelled import Z_90
 from tessera_core.profile.catalogue import catalogue
-from tessera_core.profile.times import DeviceRow, TimeRow
+from tessera_core.profile.times import Z_90, DeviceRow, TimeRow
 from tessera_core.program.ir import Kernel, Trace
 from tessera_formats.bundle import Bundle
 from tessera_formats.deps import WHOLE

@@ -4,6 +4,7 @@ import pytest
 
 from tessera_core.devices.modelled import ModelledDevice
 from tessera_core.profile.catalogue import catalogue
+from tessera_core.profile.times import Z_90
 from tessera_formats.errors import InputError
 
 
@@ -18,8 +19,8 @@ def test_a_datasheet_rate_is_reduced_and_its_doubt_kept() -> None:
     device, share = ModelledDevice.of("rtx-4090"), catalogue().memory
     memory = device.memory()
     assert math.isclose(memory.per_s, 1008e9 * share.typical)
-    # Two standard deviations of 1.645 each way span the range seen.
-    assert math.isclose(math.exp(2 * 1.645 * memory.log_deviation), share.high / share.low)
+    # The range seen is a 90% interval.
+    assert math.isclose(math.exp(2 * Z_90 * memory.log_deviation), share.high / share.low)
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,9 @@ def product_demand(sizes: Sizes, item_bytes: float) -> Demand:
     """``m, n, k`` and, where there are several products, ``count``; with ``weight_bytes`` an item of n × k."""
     m, n, k = sizes["m"], sizes["n"], sizes["k"]
     count = sizes.get("count", np.ones_like(m))
-    choices = np.array([(rows, columns, split) for rows, columns in TILES for split in SPLITS], dtype=np.float64)
+    choices = np.array(
+        [(rows, columns, split) for rows, columns in TILES for split in SPLITS], dtype=np.float64
+    )
     rows, columns, splits = (choices[:, index, None] for index in range(3))
     down, across = np.ceil(m / rows), np.ceil(n / columns)
     partial = np.where(splits > 1, 2 * splits * m * n * 4, 0.0)
@@ -114,7 +116,8 @@ def prefill_demand(sizes: Sizes, item_bytes: float) -> Demand:
     queries, context, causal = sizes["queries"], sizes["context"], sizes["causal"]
     tiles = np.ceil(queries / QUERY_TILE)
     # The mean over queries of the keys that one sees: causal ones see those before their own tile's end.
-    seen = np.where(causal > 0, context - (queries - np.minimum(queries, QUERY_TILE)) / 2, context)
+    later = np.minimum(queries, context) - QUERY_TILE
+    seen = np.where(causal > 0, context - np.maximum(later, 0) / 2, context)
     keys = _visible(seen, sizes["window"])
     moved = 2 * batch * (heads * queries + kv_heads * context) * width * item_bytes
     return _single(

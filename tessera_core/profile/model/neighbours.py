@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from scipy.spatial import cKDTree
 
 from tessera_core.profile.model.demand import Floats, Sizes
+
+if TYPE_CHECKING:
+    from scipy.spatial import cKDTree
 
 NEAREST = 24
 """Points that a prediction rests on: twice as many take eight times as long and change nothing.
@@ -65,9 +68,7 @@ class Neighbours:
     def at(self, sizes: Sizes) -> Correction:
         """What the points around say at ``sizes``, columns of one length."""
         places = coordinates(sizes, self.order)
-        found = [
-            self._block(places[start : start + BLOCK]) for start in range(0, max(len(places), 1), BLOCK)
-        ]
+        found = [self._block(places[start : start + BLOCK]) for start in range(0, max(len(places), 1), BLOCK)]
         residual, scatter, near = (np.concatenate(column) for column in zip(*found))
         return Correction(residual=residual, scatter=scatter, near=near)
 
@@ -99,6 +100,6 @@ def neighbours(
     sizes: Sizes, order: Sequence[str], residual_at: Callable[[npt.NDArray[np.intp]], Floats]
 ) -> Neighbours:
     """Points at ``sizes``, ready to be asked."""
-    return Neighbours(
-        order=tuple(order), tree=cKDTree(coordinates(sizes, order)), residual_at=residual_at
-    )
+    from scipy.spatial import cKDTree  # late: takes a third of a second
+
+    return Neighbours(order=tuple(order), tree=cKDTree(coordinates(sizes, order)), residual_at=residual_at)

@@ -153,9 +153,7 @@ def _threaded_time(work: Work, demand: Demand, device: ModelledDevice) -> Modell
     )
 
 
-def _streamed_time(
-    work: Streaming, device: ModelledDevice, references: Sequence[Reference]
-) -> ModelledTime:
+def _streamed_time(work: Streaming, device: ModelledDevice, references: Sequence[Reference]) -> ModelledTime:
     here = streaming_time(work, device)
     if not references:
         return here
@@ -163,8 +161,6 @@ def _streamed_time(
     there = streaming_time(work, reference.device)
     residual = math.log(reference.time_us / there.median_us)
     time_us = here.median_us * math.exp(STREAMED_CARRIED * residual)
-    half = math.hypot(
-        math.log(here.high_us / here.low_us) / 2, STREAMED_CARRIED * reference.half_width
-    )
+    half = math.hypot(math.log(here.high_us / here.low_us) / 2, STREAMED_CARRIED * reference.half_width)
     said = f"{here.detail}; {_carried(reference, STREAMED_CARRIED, residual)}"
     return ModelledTime(time_us, time_us * math.exp(-half), time_us * math.exp(half), said)
