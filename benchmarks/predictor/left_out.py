@@ -86,7 +86,7 @@ def left_out(
 
     ``everything``: held-out shapes are fitted too, as for the file that is shipped.
     """
-    absent = {without} - {None}
+    absent = set() if without is None else {without}
     gpus = members(package, kind, memory, absent)
     theirs: list[Floats] = []
     mine: list[Floats] = []

@@ -126,7 +126,7 @@ def carried_weight(source: Seen, target: Seen, corrected: bool) -> float:
     pairs = [(row, place[key]) for row, key in enumerate(source.training.keys) if key in place]
     if not pairs:
         return 0.0
-    mine, theirs = (np.array(column, dtype=np.intp) for column in zip(*pairs))
-    theirs, mine = first[mine], second[theirs]
+    theirs = first[[row for row, _ in pairs]]
+    mine = second[[row for _, row in pairs]]
     errors = [float(np.median(np.abs(np.expm1(weight * theirs - mine)))) for weight in WEIGHTS]
     return float(WEIGHTS[int(np.argmin(errors))])

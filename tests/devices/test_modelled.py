@@ -19,7 +19,7 @@ def test_a_datasheet_rate_is_reduced_and_its_doubt_kept() -> None:
     device, share = ModelledDevice.of("rtx-4090"), catalogue().memory
     memory = device.memory()
     assert math.isclose(memory.per_s, 1008e9 * share.typical)
-    # Two standard deviations of 1.645 each way span the range seen.
+    # The range seen is a 90% interval.
     assert math.isclose(math.exp(2 * Z_90 * memory.log_deviation), share.high / share.low)
 
 

@@ -116,7 +116,8 @@ def prefill_demand(sizes: Sizes, item_bytes: float) -> Demand:
     queries, context, causal = sizes["queries"], sizes["context"], sizes["causal"]
     tiles = np.ceil(queries / QUERY_TILE)
     # The mean over queries of the keys that one sees: causal ones see those before their own tile's end.
-    seen = np.where(causal > 0, context - (queries - np.minimum(queries, QUERY_TILE)) / 2, context)
+    later = np.minimum(queries, context) - QUERY_TILE
+    seen = np.where(causal > 0, context - np.maximum(later, 0) / 2, context)
     keys = _visible(seen, sizes["window"])
     moved = 2 * batch * (heads * queries + kv_heads * context) * width * item_bytes
     return _single(

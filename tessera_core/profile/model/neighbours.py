@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from scipy.spatial import cKDTree
 
 from tessera_core.profile.model.demand import Floats, Sizes
+
+if TYPE_CHECKING:
+    from scipy.spatial import cKDTree
 
 NEAREST = 24
 """Points that a prediction rests on: twice as many take eight times as long and change nothing.
@@ -97,4 +100,6 @@ def neighbours(
     sizes: Sizes, order: Sequence[str], residual_at: Callable[[npt.NDArray[np.intp]], Floats]
 ) -> Neighbours:
     """Points at ``sizes``, ready to be asked."""
+    from scipy.spatial import cKDTree  # late: takes a third of a second
+
     return Neighbours(order=tuple(order), tree=cKDTree(coordinates(sizes, order)), residual_at=residual_at)

@@ -42,19 +42,24 @@ def table_neighbours(best: FittedSet, physical: Callable[[Sizes], Floats]) -> Ne
 
     ``physical``: the model's times in microseconds at the sizes given.
     """
+    table = _table_of(best)
+    if table is None:
+        return None
+    sizes, time_us = table_sizes(table), table.time_us
+
+    def residual_at(index: npt.NDArray[np.intp]) -> Floats:
+        asked = {name: column[index] for name, column in sizes.items()}
+        found: Floats = np.log(time_us[index] / physical(asked))
+        return found
+
+    return neighbours(sizes, ORDER[best.kind], residual_at)
+
+
+def _table_of(best: FittedSet) -> SiliconTable | None:
     package = find_package()
     if package is None:
         return None
     for source in sources(package, best.name, best.kind):
         if f"{source.framework} {source.version}" in best.tables:
-            table = read_table(source, "bfloat16")
-            if table is not None:
-                sizes, time_us = table_sizes(table), table.time_us
-
-                def residual_at(index: npt.NDArray[np.intp]) -> Floats:
-                    asked = {name: column[index] for name, column in sizes.items()}
-                    found: Floats = np.log(time_us[index] / physical(asked))
-                    return found
-
-                return neighbours(sizes, ORDER[best.kind], residual_at)
+            return read_table(source, "bfloat16")
     return None
