@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tessera_core.profile.catalogue import Catalogue
 from tessera_core.profile.model.collective import Collective, collectives
 from tessera_core.profile.work import Work, work_of
-from tessera_core.program.ir import Kernel, Trace
+from tessera_core.program.ir import Kernel, Program, Trace
 from tessera_formats.bundle import Bundle
 
 
@@ -30,18 +30,14 @@ class Question:
     @staticmethod
     def of(trace: Trace, bundle: Bundle, catalogue: Catalogue) -> Question:
         """Everything that is to be known of ``trace``, with one kernel of each signature."""
-        kernels: dict[str, Kernel] = {}
-        works: dict[str, Work] = {}
-        for program in trace.programs:
-            for kernel in program.kernels:
-                if kernel.signature not in kernels:
-                    kernels[kernel.signature] = kernel
-                    works[kernel.signature] = work_of(trace, program, kernel)
+        found = _first_of_each(trace)
         return Question(
             trace=trace,
             bundle=bundle,
-            kernels=kernels,
-            works=works,
+            kernels={signature: kernel for signature, (_, kernel) in found.items()},
+            works={
+                signature: work_of(trace, program, kernel) for signature, (program, kernel) in found.items()
+            },
             joins=collectives(trace),
             catalogue=catalogue,
         )
@@ -54,3 +50,11 @@ class Question:
             works={signature: self.works[signature]},
             joins={key: join for key, join in self.joins.items() if key == signature},
         )
+
+
+def _first_of_each(trace: Trace) -> dict[str, tuple[Program, Kernel]]:
+    found: dict[str, tuple[Program, Kernel]] = {}
+    for program in trace.programs:
+        for kernel in program.kernels:
+            found.setdefault(kernel.signature, (program, kernel))
+    return found

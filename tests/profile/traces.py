@@ -18,6 +18,15 @@ WIDTH, ROWS, CAPACITY = 32, 4, 16
 """Elements of a row, requests in a batch, rows that the cache holds."""
 
 
+def unique_kernels(trace: Trace) -> dict[str, Kernel]:
+    """One kernel of each signature, in program order."""
+    kernels: dict[str, Kernel] = {}
+    for program in trace.programs:
+        for kernel in program.kernels:
+            kernels.setdefault(kernel.signature, kernel)
+    return kernels
+
+
 def tiny_trace(seed: int = 0, fake: bool = False) -> Trace:
     """Kernels: product ("sig-mm"), addition ("sig-add") twice, append ("sig-append"), count ("sig-count")."""
     buffers: list[Buffer] = []

@@ -10,9 +10,9 @@ from tessera_core.profile.silicon.interpolate import leave_out
 from tessera_core.profile.silicon.lookup import SiliconFound, silicon_rows
 from tessera_core.profile.silicon.stacks import BETWEEN_STACKS, apart
 from tessera_core.profile.silicon.tables import INSTALL, SiliconPackage, find_package
-from tessera_core.profile.stage import unique_kernels
 from tessera_core.program.store import trace_from_bundle
 from tessera_formats.trace import read_trace
+from tests.profile.traces import unique_kernels
 
 INSTALLED = find_package()
 pytestmark = pytest.mark.skipif(INSTALLED is None, reason=f"no silicon tables here; run: {INSTALL}")

@@ -7,12 +7,11 @@ import pytest
 from tessera_core.profile.silicon import lookup
 from tessera_core.profile.silicon.lookup import SiliconFound, asked_of, silicon_rows
 from tessera_core.profile.silicon.stacks import BETWEEN_STACKS
-from tessera_core.profile.stage import unique_kernels
 from tessera_core.profile.times import fields_of
 from tessera_core.profile.work import Attention, Product
 from tessera_formats.profile import TIMES
 from tests.profile.silicon.written import package, product_row, write
-from tests.profile.traces import ROWS, WIDTH, tiny_trace
+from tests.profile.traces import ROWS, WIDTH, tiny_trace, unique_kernels
 
 
 def table(
