@@ -80,13 +80,13 @@ def _pair(
 
 @cache
 def left_out(
-    package: SiliconPackage, kind: str, memory: str, without: str | None, everything: bool = False
+    package: SiliconPackage, kind: str, memory: str, without: tuple[str, ...], everything: bool = False
 ) -> LeftOut:
     """What is known for a GPU with this kind of memory, of which ``without`` is never looked at.
 
     ``everything``: held-out shapes are fitted too, as for the file that is shipped.
     """
-    absent = set() if without is None else {without}
+    absent = set(without)
     gpus = members(package, kind, memory, absent)
     theirs: list[Floats] = []
     mine: list[Floats] = []

@@ -51,7 +51,7 @@ def own_set(package: SiliconPackage, gpu: str, kind: str) -> FittedSet | None:
 
 def memory_set(package: SiliconPackage, kind: str, memory: str) -> FittedSet:
     """The set of a class for GPUs without a table, by their kind of memory."""
-    known = left_out(package, kind, memory, None, everything=True)
+    known = left_out(package, kind, memory, (), everything=True)
     held = [each for gpu in members(package, kind, memory, ()) if (each := points(package, gpu, kind))]
     return FittedSet(
         kind=kind,
