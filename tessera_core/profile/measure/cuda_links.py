@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from tessera_core.devices.cuda import Lane
+from tessera_core.profile.measure.cuda_lab import SPACER_CYCLES
 from tessera_core.profile.measure.links import Line, fit_line
 from tessera_core.profile.times import LinkRow
 
@@ -78,7 +79,7 @@ def _way(lane: Lane, way: Way, seconds: float, sizes_bytes: Sequence[int]) -> Co
         while rounds <= LEAST_ROUNDS or time.perf_counter() < until:
             for size in sizes_bytes:
                 begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                torch.cuda._sleep(20_000)  # so that the copy is enqueued before the device comes to it
+                torch.cuda._sleep(SPACER_CYCLES)  # so that the copy is enqueued before the device comes to it
                 begin.record(lane.stream)
                 started = time.perf_counter()
                 target[:size].copy_(source[:size], non_blocking=True)
