@@ -1,6 +1,6 @@
 """Times of all kernels of the captured fixtures on a GPU and on disjoint slices of it, alone and beside a co-runner.
 
-``python -m benchmarks.kernel_times --out FOLDER [--only NAME...] [--seconds S] [--caches cold warm]``. Every trace
+``python -m benchmarks.kernel_times --out FOLDER [--only NAME...] [--seconds S] [--compare weights none]``. Every trace
 has a process of its own: all compile at once, then they measure one after another, each alone on the GPU. Kept: a
 profile artifact per trace, and per trace what was found of each kernel as JSON. All is measured twice, the second time
 from fresh graphs. Bars: the two agree, kernels add up to whole iterations, slices are disjoint.
@@ -32,6 +32,7 @@ from tessera_core.profile.measure.cuda import (
     prefixes,
     rows_of,
 )
+from tessera_core.profile.measure.cuda_copies import Rotation
 from tessera_core.profile.measure.cuda_lab import CudaLab
 from tessera_core.profile.measure.cuda_links import measure_copies
 from tessera_core.profile.measure.cuda_slices import slowdowns
@@ -58,8 +59,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=names, choices=names)
     parser.add_argument("--out", type=Path, required=True, help="folder that keeps profiles and findings")
     parser.add_argument("--seconds", type=float, default=6.0, help="of sampling, for each device and pass")
-    parser.add_argument("--caches", nargs="*", default=[], choices=("cold", "warm"), help="also in these")
-    parser.add_argument("--prefixes", action="store_true", help="also what each kernel adds where it runs")
+    parser.add_argument(
+        "--compare", nargs="*", default=[], choices=("weights", "none"), help="other rotations"
+    )
     parser.add_argument(
         "--alone", action="store_true", help="measure one trace, when told to on standard input"
     )
@@ -69,7 +71,7 @@ def main() -> int:
         return 1
     chosen.out.mkdir(parents=True, exist_ok=True)
     if chosen.alone:
-        _measure_one(chosen.only[0], chosen.out, chosen.seconds, chosen.caches, chosen.prefixes)
+        _measure_one(chosen.only[0], chosen.out, chosen.seconds, chosen.compare, chosen.prefixes)
         return 0
     found = _measure_all(chosen.only, chosen)
     build = machine_facts("cuda:0", compiled=True)
@@ -87,7 +89,7 @@ def _measure_all(names: Sequence[str], chosen: argparse.Namespace) -> dict[str, 
     for name in names:
         said = (chosen.out / f"{name}.txt").open("w")
         command = [sys.executable, "-m", "benchmarks.kernel_times", "--alone", "--only", name]
-        command += ["--out", str(chosen.out), "--seconds", str(chosen.seconds), "--caches", *chosen.caches]
+        command += ["--out", str(chosen.out), "--seconds", str(chosen.seconds), "--compare", *chosen.compare]
         command += ["--prefixes"] if chosen.prefixes else []
         pipe = subprocess.PIPE
         children.append(
@@ -123,7 +125,7 @@ def _measure_all(names: Sequence[str], chosen: argparse.Namespace) -> dict[str, 
     return found
 
 
-def _measure_one(name: str, out: Path, seconds: float, caches: Sequence[str], added: bool) -> None:
+def _measure_one(name: str, out: Path, seconds: float, compared: Sequence[Rotation], added: bool) -> None:
     """Compile, wait to be told, measure on all devices, keep the profile and the findings."""
     trace = load_trace(CAPTURES / f"{name}.trace")
     started = time.perf_counter()
@@ -149,9 +151,9 @@ def _measure_one(name: str, out: Path, seconds: float, caches: Sequence[str], ad
         devices.append(device)
         facts[lab.lane.device.name] = own
         (out / f"{name}.json").write_text(json.dumps(facts))  # so that something is left of a run cut short
-    for cache in caches:
-        found = measure(source, whole, None, seconds=seconds, cache=cache, progress=_say)  # type: ignore[arg-type]
-        facts[whole.lane.device.name][cache] = _sums(trace, found) | {"kernels": _times(found)}
+    for rotation in compared:
+        found = measure(source, whole, None, seconds=seconds, rotation=rotation, progress=_say)
+        facts[whole.lane.device.name][f"rotating {rotation}"] = _sums(trace, found)
     if added:
         facts[whole.lane.device.name]["prefixes"] = {
             program.name: [
@@ -247,9 +249,6 @@ def _summary(facts: dict[str, Any]) -> dict[str, Any]:
         kept[place] = {
             key: value for key, value in own.items() if key != "prefixes" and not key.startswith("kernels")
         }
-        for cache in ("cold", "warm"):
-            if cache in own:
-                kept[place][cache] = {k: v for k, v in own[cache].items() if k != "kernels"}
         kept[place]["again"] = _again(own)
         if own["kernels"].get("beside"):
             alone, beside = own["kernels"]["alone"], own["kernels"]["beside"]
@@ -310,6 +309,8 @@ def _bars(name: str, facts: dict[str, Any]) -> list[Bar]:
             Bar(f"{name} {place}: median deviation", middle, f"<= {NEAR}", middle <= NEAR),
         ]
         for program, sums in own["programs"].items():
+            if not program.endswith(" alone"):
+                continue  # a single iteration and a kernel meet other moments of what runs beside them
             far = abs(sums["ratio"] - 1)
             bars.append(
                 Bar(

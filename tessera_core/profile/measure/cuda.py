@@ -27,9 +27,10 @@ from tessera_core.profile.measure.cuda_blocks import (
     iteration_block,
     kernel_block,
 )
-from tessera_core.profile.measure.cuda_copies import Cache, Copies
+from tessera_core.profile.measure.cuda_copies import Copies, Rotation
 from tessera_core.profile.measure.cuda_lab import CudaLab, Lab
 from tessera_core.profile.measure.cuda_rounds import BlockTimes, sample
+from tessera_core.profile.measure.cuda_slices import check_disjoint
 from tessera_core.profile.measure.cuda_values import drawn_inputs, iteration_memory, shared_values
 from tessera_core.profile.times import Condition, TimeRow
 from tessera_core.program.ir import Kernel, Program, Trace
@@ -88,6 +89,8 @@ class CudaMeasurement:
             lanes = open_lanes(self.hardware)
             lab = CudaLab(lanes[self.hardware.part])
             other = CudaLab(lanes[beside.part]) if beside is not None else None
+            if other is not None:
+                check_disjoint((lab, other), self.hardware.name)
             source = Source.of(self.trace, self.hardware.torch_name, self.trust)
             source.compile(lab, lambda text: progress(f"{self.device_type}: {text}"))
             found = measure(
@@ -95,7 +98,7 @@ class CudaMeasurement:
                 lab,
                 other,
                 seconds=self.seconds,
-                cache="warm" if self.warm else "sequence",
+                rotation="none" if self.warm else "all",
                 progress=lambda text: progress(f"{self.device_type}: {text} on {self.hardware.name}"),
             )
             hardware = described(self.hardware)
@@ -208,7 +211,7 @@ class Found:
     """Block times by condition and name (signatures, and programs for whole iterations)."""
 
     trace: Trace
-    cache: Cache
+    rotation: Rotation
     times: Mapping[Condition, Mapping[str, BlockTimes]]
 
     def whole(self) -> dict[tuple[int, Condition], WholeTime]:
@@ -234,7 +237,7 @@ def measure(
     beside: Lab | None,
     *,
     seconds: float,
-    cache: Cache = "sequence",
+    rotation: Rotation = "all",
     progress: Progress = lambda text: None,
 ) -> Found:
     """Time every signature once, at the first kernel that has it, and every program's iteration.
@@ -246,7 +249,7 @@ def measure(
     times: dict[Condition, dict[str, BlockTimes]] = {condition: {} for condition in conditions}
     for program in source.trace.programs:
         progress(f"recording {program.name}")
-        blocks = _blocks(source, lab, program, set(times["alone"]), cache)
+        blocks = _blocks(source, lab, program, set(times["alone"]), rotation)
         progress(f"timing {program.name}")
         times["alone"] |= sample(lab, blocks, share)
         calls = source.calls(program)
@@ -258,7 +261,7 @@ def measure(
             del runner, memory
         del blocks
         free(lab)
-    return Found(trace=source.trace, cache=cache, times=times)
+    return Found(trace=source.trace, rotation=rotation, times=times)
 
 
 def prefixes(source: Source, lab: Lab, program: Program, seconds: float) -> list[float]:
@@ -273,14 +276,14 @@ def prefixes(source: Source, lab: Lab, program: Program, seconds: float) -> list
     memory = lab.run(partial(source.memory, program))
     names = [f"{program.name} {count}" for count in range(1, len(calls) + 1)]
     blocks = [
-        iteration_block(lab, name, source.trace, program, calls[: count + 1], memory, "sequence")
+        iteration_block(lab, name, source.trace, program, calls[: count + 1], memory, "all")
         for count, name in enumerate(names)
     ]
     times = sample(lab, blocks, seconds)
     return [times[name].median_us for name in names]
 
 
-def _blocks(source: Source, lab: Lab, program: Program, known: set[str], cache: Cache) -> list[Block]:
+def _blocks(source: Source, lab: Lab, program: Program, known: set[str], rotation: Rotation) -> list[Block]:
     """Blocks of the signatures that are new in a program, and of its iteration."""
     trace, blocks = source.trace, []
     for call, kernel, memory in source.walk(lab, program):
@@ -294,11 +297,11 @@ def _blocks(source: Source, lab: Lab, program: Program, known: set[str], cache: 
             call[1],
             memory,
             lab.cache_bytes,
-            cache,
+            rotation,
             lambda number: source.draw(program, number),
         )
         try:
-            blocks.append(kernel_block(lab, kernel.signature, call, copies, trace, cache))
+            blocks.append(kernel_block(lab, kernel.signature, call, copies, trace, rotation))
         except torch.OutOfMemoryError:
             raise
         except Exception as problem:
@@ -306,7 +309,7 @@ def _blocks(source: Source, lab: Lab, program: Program, known: set[str], cache: 
     calls = source.calls(program)
     if calls is not None:
         memory = lab.run(partial(source.memory, program))
-        blocks.append(iteration_block(lab, program.name, trace, program, calls, memory, cache))
+        blocks.append(iteration_block(lab, program.name, trace, program, calls, memory, rotation))
     return blocks
 
 
@@ -324,17 +327,17 @@ def rows_of(source: Source, found: Found, device_type: str, hardware: str, load:
         )
         for signature, kernel in kernels.items():
             if signature in times:
-                yield _row(kernel, times[signature], found.cache, place)
+                yield _row(kernel, times[signature], found.rotation, place)
 
 
-_STATES: Mapping[Cache, str] = {
-    "sequence": "weights and state cold, activations hot",
-    "warm": "everything hot",
-    "cold": "everything cold",
+_STATES: Mapping[Rotation, str] = {
+    "all": "all that it touches rotated",
+    "weights": "weights and state rotated",
+    "none": "the same buffers every time",
 }
 
 
-def _row(kernel: Kernel, times: BlockTimes, cache: Cache, place: Place) -> TimeRow:
+def _row(kernel: Kernel, times: BlockTimes, rotation: Rotation, place: Place) -> TimeRow:
     middle = times.median_us
     low, high = times.interval_us
     p10, p90 = (float(value) for value in np.quantile(times.times_us, (0.1, 0.9)))
@@ -344,7 +347,7 @@ def _row(kernel: Kernel, times: BlockTimes, cache: Cache, place: Place) -> TimeR
         device_type=place.device_type,
         condition=place.condition,
         load=place.load,
-        cache=cache,
+        cache="warm" if rotation == "none" else "sequence",
         median_us=middle,
         p10_us=p10,
         p90_us=p90,
@@ -357,7 +360,7 @@ def _row(kernel: Kernel, times: BlockTimes, cache: Cache, place: Place) -> TimeR
         source="measured",
         hardware=place.hardware,
         dated=place.dated,
-        detail=f"{len(times.times_us)} CUDA graphs of {times.launches} launches, {_STATES[cache]}",
+        detail=f"{len(times.times_us)} CUDA graphs of {times.launches} launches, {_STATES[rotation]}",
     )
 
 

@@ -1,7 +1,7 @@
 """Blocks: what is timed as one. Many launches of a kernel on copies taken in turn, or one iteration of a program.
 
-Each block is a CUDA graph; another graph before it, which is not timed, empties the L2 cache and makes the kernel's
-activations hot again.
+Each block is a CUDA graph; another graph before it, which is not timed, empties the L2 cache and launches the kernel
+once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tessera_core.profile.measure.cuda_copies import Cache, Copies
+from tessera_core.profile.measure.cuda_copies import Copies, Rotation
 from tessera_core.profile.measure.cuda_lab import Lab, Replay
 from tessera_core.profile.measure.cuda_values import counters
 from tessera_core.program.ir import Kernel, Program, Trace
@@ -44,10 +44,10 @@ class Block:
     keep: tuple[Any, ...]
 
 
-def kernel_block(lab: Lab, name: str, call: Call, copies: Copies, trace: Trace, cache: Cache) -> Block:
+def kernel_block(lab: Lab, name: str, call: Call, copies: Copies, trace: Trace, rotation: Rotation) -> Block:
     """Warm a kernel up, see how long it takes, and record as many launches as last :data:`BLOCK_US`."""
     _, group, function = call
-    held: deque[Any] = deque(maxlen=_held_results(trace, group, lab.cache_bytes) if cache == "cold" else 0)
+    held: deque[Any] = deque(maxlen=_held_results(trace, group, lab.cache_bytes) if rotation == "all" else 0)
 
     def launch(number: int) -> None:
         held.append(function(*copies.arguments(number)))
@@ -64,7 +64,7 @@ def kernel_block(lab: Lab, name: str, call: Call, copies: Copies, trace: Trace, 
 
     def before() -> None:
         copies.restore()
-        if cache != "warm":
+        if rotation != "none":
             lab.flush()
         launch(-1)
 
@@ -87,7 +87,7 @@ def iteration_block(
     program: Program,
     calls: Sequence[Call],
     memory: Memory,
-    cache: Cache,
+    rotation: Rotation,
 ) -> Block:
     """One iteration of the kernels of ``calls`` in one graph: all of a program's, or those up to some point."""
     restore = counters(trace, program, memory)
@@ -96,7 +96,7 @@ def iteration_block(
 
     def before() -> None:
         restore()
-        if cache != "warm":
+        if rotation != "none":
             lab.flush()
 
     lab.run(restore)

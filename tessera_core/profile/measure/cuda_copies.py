@@ -1,8 +1,10 @@
 """What each launch of a timed kernel works on: copies taken in turn, so that caches are as an iteration leaves them.
 
-Within an iteration a kernel finds its weights, its state and what it looks up by its inputs cold (all of the model was
-read since), and its activations hot (they were just written). So the former are rotated over more bytes than the L2
-cache holds, the latter are the same for all launches. Small buffers have a copy for every launch.
+Within an iteration a kernel finds its weights, its state and what it looks up by its inputs cold: all of the model was
+read since. Its activations were just written, but by other multiprocessors, often into the far half of the L2 cache,
+and its results replace something else. So all of it is rotated over more bytes than the cache holds, small buffers with
+a copy for every launch: times taken so add up to whole iterations. With activations that stay they fall short by 1 to
+4% (``benchmarks.kernel_times`` compares both).
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from tessera_core.program.ir import Program, Trace
 from tessera_core.program.memory import Memory, view_of
 from tessera_core.trace.capture.group import Group
 
-Cache = Literal["sequence", "warm", "cold"]
-"""As rows say it. cold: activations are rotated as well, and results are not written where others just were."""
+Rotation = Literal["all", "weights", "none"]
+"""all: everything that a kernel is given, and where its results go. weights: what is no activation. none: nothing."""
 
 ROTATED_L2_MULTIPLE = 4
 """Bytes of a buffer's copies together, in sizes of the L2 cache, whose replacement is not least-recently-used."""
@@ -57,14 +59,15 @@ class Copies:
         group: Group,
         memory: Memory,
         cache_bytes: int,
-        cache: Cache,
+        rotation: Rotation,
         draw: Draw,
     ) -> Copies:
         """Copies of the values that ``memory`` has now, before the kernel runs."""
         limits = {}
         for tensor in group.inputs:
             buffer = trace.tensors[tensor].buffer
-            rotated = cache == "cold" or (cache == "sequence" and trace.buffers[buffer].kind in _COLD_KINDS)
+            cold = trace.buffers[buffer].kind in _COLD_KINDS
+            rotated = rotation == "all" or (rotation == "weights" and cold)
             limits[buffer] = copies_of(trace.buffers[buffer].bytes, cache_bytes) if rotated else 1
         return Copies(
             group=group,

@@ -20,7 +20,7 @@ from tessera_formats.errors import DeviceLostError
 
 NARROW = 0.01
 """Half the interval of a median over the median: narrow enough."""
-LEAST_ROUNDS, MOST_ROUNDS = 11, 200
+LEAST_ROUNDS, MOST_ROUNDS = 21, 200
 WARM_UP_ROUNDS = 2
 LASTING_MARGIN = 1.3
 """A co-runner is given work for so many times what the round is expected to take."""

@@ -54,14 +54,14 @@ def test_the_cost_of_a_graph_is_told_from_that_of_its_launches(
     assert found == pytest.approx((fixed, each), rel=1e-6, abs=1e-6)
 
 
-def _copies(trace: Trace, kernel: int, cache: Any = "sequence", program: int = 1) -> Copies:
+def _copies(trace: Trace, kernel: int, rotation: Any = "all", program: int = 1) -> Copies:
     chosen = trace.programs[program]
     source = Source.of(trace, "cpu", trusted=False, compiled=False)
     for call, found, memory in source.walk(FakeLab(), chosen):
         if found.id == kernel:
             assert call is not None
             return Copies.of(
-                trace, chosen, kernel, call[1], memory, 1 << 20, cache, lambda n: source.draw(chosen, n)
+                trace, chosen, kernel, call[1], memory, 1 << 20, rotation, lambda n: source.draw(chosen, n)
             )
     raise AssertionError(kernel)
 
@@ -77,7 +77,7 @@ def _addresses(copies: Copies, number: int) -> dict[str, int]:
 
 
 def test_weights_are_taken_in_turn_and_activations_stay(tiny: Trace) -> None:
-    copies = _copies(tiny, _kernel(tiny, "mlp.gate_proj"))
+    copies = _copies(tiny, _kernel(tiny, "mlp.gate_proj"), "weights")
     first, second = _addresses(copies, 0), _addresses(copies, 1)
     assert first["weight"] != second["weight"]
     assert first["activation"] == second["activation"]
@@ -87,9 +87,9 @@ def test_weights_are_taken_in_turn_and_activations_stay(tiny: Trace) -> None:
     assert torch.equal(copies.arguments(0)[0], copies.arguments(1)[0])  # equal values elsewhere
 
 
-def test_warm_caches_want_one_copy_and_cold_ones_many_of_everything(tiny: Trace) -> None:
+def test_warm_caches_want_one_copy_and_an_iteration_many_of_everything(tiny: Trace) -> None:
     kernel = _kernel(tiny, "mlp.gate_proj")
-    warm, cold = _copies(tiny, kernel, "warm"), _copies(tiny, kernel, "cold")
+    warm, cold = _copies(tiny, kernel, "none"), _copies(tiny, kernel)
     assert _addresses(warm, 0) == _addresses(warm, 5)
     assert all(_addresses(cold, 0)[kind] != _addresses(cold, 1)[kind] for kind in ("weight", "activation"))
 
