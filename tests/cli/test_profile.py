@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tessera_core.program.store import save_trace
+from tessera_formats.profile import TIMES, read_profile, write_profile
 from tests.profile.traces import tiny_trace
 
 SIX = ("a100-80gb", "l40s", "h100-sxm", "h200-sxm", "rtx-pro-6000", "b200-sxm")
@@ -80,6 +81,53 @@ def test_users_types_reach_profile_and_partition(
     monkeypatch.setenv("TESSERA_CATALOGUE", str(tmp_path / "my.toml"))
     facts = json.loads(tessera(*words, "-o", "env.toml").stdout)
     assert facts["memory"][0]["capacity_bytes"] == 32_000_000_000
+
+
+def test_slices_are_planned_with_the_memory_of_their_gpu(tessera, made: Path, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(
+        "".join(
+            f'[[device]]\nname = "s{count}"\ntype = "h200-sxm/sm={count}"\nmemory_domain = "gpu0"\n'
+            for count in (96, 36)
+        )
+        + '[[link]]\nbetween = ["s96", "s36"]\ngbit_per_s = 10000\nlatency_us = 3\n',
+        encoding="utf-8",
+    )
+    trace, deps = made / "x.trace", made / "x.deps"
+    devices = ("--device", "h200-sxm/sm=96", "--device", "h200-sxm/sm=36")
+    assert tessera("profile", trace, *devices, "-o", "p.arrow").returncode == 0
+    words = ("partition", trace, deps, "p.arrow", "--cluster", "c.toml", "--policy", "throughput")
+    planned = tessera(*words, "--strategy", "placement", "-o", "x.plan.toml", "--json")
+    assert planned.returncode == 0, planned.stderr
+    memory = json.loads(planned.stdout)["memory"]
+    assert {row["capacity_bytes"] for row in memory} == {141_000_000_000}
+
+
+def test_partition_tells_of_measurements_that_disagree(tessera, made: Path, tmp_path: Path) -> None:
+    old = read_profile(made / "x.profile.arrow")
+    rows = [
+        {**row, "dated": "2027-01-01T00:00:00+00:00"}
+        | {name: 3 * row[name] for name in ("median_us", "low_us", "high_us", "p10_us", "p90_us")}
+        for row in old.table.to_pylist()
+    ]
+    write_profile(tmp_path / "new.arrow", old.header, TIMES.build(rows))
+    words = (
+        "partition",
+        made / "x.trace",
+        made / "x.deps",
+        "--cluster",
+        made / "c.toml",
+        "--policy",
+        "latency",
+    )
+    profiles = (made / "x.profile.arrow", "new.arrow")
+    done = tessera(*words, *profiles, "-o", "x.plan.toml", "--json")
+    assert done.returncode == 0, done.stderr
+    (conflict,) = json.loads(done.stdout)["conflicts"]
+    assert conflict["differ"] == len(rows)
+    assert conflict["kept"].startswith("new.arrow")
+    assert conflict["worst_kept_us"] == pytest.approx(3 * conflict["worst_other_us"])
+    alone = tessera(*words, profiles[0], "-o", "y.plan.toml", "--json")
+    assert "conflicts" not in json.loads(alone.stdout)
 
 
 @pytest.mark.slow
