@@ -25,7 +25,6 @@ from benchmarks import Bar, report
 from tessera_core.devices.cuda import CudaDevice, multiprocessors_of
 from tessera_core.profile.measure.cuda import (
     Found,
-    Source,
     described,
     measure,
     open_labs,
@@ -36,6 +35,7 @@ from tessera_core.profile.measure.cuda_copies import Rotation
 from tessera_core.profile.measure.cuda_lab import CudaLab
 from tessera_core.profile.measure.cuda_links import measure_copies
 from tessera_core.profile.measure.cuda_slices import slowdowns
+from tessera_core.profile.measure.cuda_source import Source
 from tessera_core.profile.times import DeviceRow, TimeRow, fields_of
 from tessera_core.program.ir import Trace
 from tessera_core.program.store import load_trace

@@ -15,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera_core.profile.measure import cuda_rounds
-from tessera_core.profile.measure.cuda import Source, measure, rows_of
+from tessera_core.profile.measure.cuda import measure, rows_of
 from tessera_core.profile.measure.cuda_blocks import Block, CoRunner, last_uses
 from tessera_core.profile.measure.cuda_copies import ROTATED_L2_MULTIPLE, Copies, copies_of
 from tessera_core.profile.measure.cuda_lab import fixed_cost
 from tessera_core.profile.measure.cuda_rounds import BlockTimes, sample
 from tessera_core.profile.measure.cuda_slices import check_disjoint, slowdowns
+from tessera_core.profile.measure.cuda_source import Source
 from tessera_core.profile.measure.cuda_values import iteration_memory, shared_values
 from tessera_core.program.ir import Trace
 from tessera_core.program.store import load_trace
