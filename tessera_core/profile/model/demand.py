@@ -36,8 +36,8 @@ CHAIN = 1024
 class Demand:
     """Arrays of shape (candidates, kernels), or (kernels,) where all candidates are alike.
 
-    ``flops``: of one block, whose ``tile`` is the side of a square of equal area (0: no tile). ``blocks``: how many
-    there are. ``chain``: length of the longest serial chain, in units of :data:`CHAIN`. ``data_bytes``: what must
+    ``flops``: of one block, which makes ``tile_rows`` by ``tile_columns`` of the output. ``blocks``: how many there
+    are. ``chain``: length of the longest serial chain, in units of :data:`CHAIN`. ``data_bytes``: what must
     come from memory where no cache holds it. ``cache_bytes``: what moves between L2 and multiprocessors.
     ``splits``: blocks that share one result.
     """

@@ -70,7 +70,8 @@ def modelled_time(
     distance = best.distance({name: float(sizes[name][0]) for name in best.ranges})
     time_us = float(physical_time(demand, chip, best.fitted)[0])
     half = best.half_width * (1 + WIDENING * distance)
-    said = [f"model: {largest_bound(demand, chip, best.fitted)}", _origin(best)]
+    bound = largest_bound(demand, chip, best.fitted)
+    said = [f"model: {bound}", _origin(best)]
     around = _around(kind, device, work, best) if tables else None
     if around is not None:
         found = around.at(sizes)
@@ -86,7 +87,7 @@ def modelled_time(
             best.half_width_carried * (1 + WIDENING * distance), best.carried * reference.half_width
         )
         said.append(_carried(reference, best.carried, residual))
-    return ModelledTime(time_us, time_us * math.exp(-half), time_us * math.exp(half), "; ".join(said))
+    return ModelledTime(time_us, time_us * math.exp(-half), time_us * math.exp(half), "; ".join(said), bound)
 
 
 def nearest(references: Sequence[Reference], device: ModelledDevice, dtype: str) -> Reference:
@@ -163,4 +164,4 @@ def _streamed_time(work: Streaming, device: ModelledDevice, references: Sequence
     time_us = here.median_us * math.exp(STREAMED_CARRIED * residual)
     half = math.hypot(math.log(here.high_us / here.low_us) / 2, STREAMED_CARRIED * reference.half_width)
     said = f"{here.detail}; {_carried(reference, STREAMED_CARRIED, residual)}"
-    return ModelledTime(time_us, time_us * math.exp(-half), time_us * math.exp(half), said)
+    return ModelledTime(time_us, time_us * math.exp(-half), time_us * math.exp(half), said, here.bound)

@@ -24,12 +24,16 @@ _MEDIAN_OF_ABSOLUTE = 0.6745
 
 @dataclass(frozen=True, slots=True)
 class ModelledTime:
-    """A modelled time with its 90% interval, and in words what bounds it."""
+    """A modelled time with its 90% interval, and in words what it comes from.
+
+    ``bound``: what takes the most of it, e.g. "memory"; empty where that isn't told.
+    """
 
     median_us: float
     low_us: float
     high_us: float
     detail: str
+    bound: str = ""
 
 
 def modelled_time(kernel: Kernel, device: ModelledDevice) -> ModelledTime:
@@ -70,7 +74,8 @@ def roofline_time(
     large = moved_bytes >= device.catalogue.large_from_l2_multiple * device.type.l2_bytes
     error = device.catalogue.large_error if large else device.catalogue.small_error
     factor = interval_factor(error, rate_deviation)
-    return ModelledTime(time_us, time_us / factor, time_us * factor, f"roofline: {name}")
+    bound = name.partition(" (")[0]
+    return ModelledTime(time_us, time_us / factor, time_us * factor, f"roofline: {name}", bound)
 
 
 def interval_factor(median_error: float, rate_deviation: float) -> float:
