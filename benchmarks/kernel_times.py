@@ -1,9 +1,9 @@
 """Times of all kernels of the captured fixtures on a GPU and on disjoint slices of it, alone and beside a co-runner.
 
-``python -m benchmarks.kernel_times --out FOLDER [--only NAME...] [--seconds S] [--compare weights none]``. Every trace
-has a process of its own: all compile at once, then they measure one after another, each alone on the GPU. Kept: a
-profile artifact per trace, and per trace what was found of each kernel as JSON. All is measured twice, the second time
-from fresh graphs. Bars: the two agree, kernels add up to whole iterations, slices are disjoint.
+``python -m benchmarks.kernel_times --out FOLDER [--only NAME...] [--seconds S] [--compare ROTATION...] [--prefixes]``.
+Every trace has a process of its own: all compile at once, then they measure one after another, each alone on the GPU.
+Kept: a profile artifact per trace, and per trace what was found of each kernel as JSON. All is measured twice, the
+second time from fresh graphs. Bars: the two agree, kernels add up to whole iterations, slices are disjoint.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def main() -> int:
     parser.add_argument(
         "--compare", nargs="*", default=[], choices=("weights", "none"), help="other rotations"
     )
+    parser.add_argument("--prefixes", action="store_true", help="also what each kernel adds where it runs")
     parser.add_argument(
         "--alone", action="store_true", help="measure one trace, when told to on standard input"
     )
