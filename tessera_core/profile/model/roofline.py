@@ -12,11 +12,6 @@ from dataclasses import dataclass
 
 from tessera_core.devices.modelled import ModelledDevice
 from tessera_core.profile.times import Z_90
-from tessera_core.profile.work import POINTWISE_KINDS
-from tessera_core.program.ir import Kernel
-
-MATRIX_KINDS = frozenset({"matmul", "attention", "convolution"})
-"""Kernels that run on matrix units; all others compute on vector units and are nearly always memory-bound."""
 
 # The median of a normal distribution's absolute value, in standard deviations: turns a median error into one.
 _MEDIAN_OF_ABSOLUTE = 0.6745
@@ -34,19 +29,6 @@ class ModelledTime:
     high_us: float
     detail: str
     bound: str = ""
-
-
-def modelled_time(kernel: Kernel, device: ModelledDevice) -> ModelledTime:
-    """The time of ``kernel`` on ``device``, in microseconds."""
-    return roofline_time(
-        flops=kernel.flops,
-        moved_bytes=kernel.read_bytes + kernel.written_bytes,
-        dtype=kernel.dtype,
-        matrix=kernel.kind in MATRIX_KINDS,
-        pointwise=kernel.kind in POINTWISE_KINDS,
-        ops=max(1, len(kernel.ops)),
-        device=device,
-    )
 
 
 def roofline_time(

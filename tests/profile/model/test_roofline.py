@@ -7,8 +7,22 @@ from hypothesis import strategies as st
 
 from tessera_core.devices.modelled import ModelledDevice
 from tessera_core.profile.catalogue import catalogue
-from tessera_core.profile.model.roofline import interval_factor, modelled_time
+from tessera_core.profile.model.roofline import ModelledTime, interval_factor, roofline_time
+from tessera_core.profile.work import POINTWISE_KINDS
 from tessera_core.program.ir import Kernel
+
+
+def modelled_time(kernel: Kernel, device: ModelledDevice) -> ModelledTime:
+    """A kernel by its kind, flops and bytes."""
+    return roofline_time(
+        flops=kernel.flops,
+        moved_bytes=kernel.read_bytes + kernel.written_bytes,
+        dtype=kernel.dtype,
+        matrix=kernel.kind in ("matmul", "attention", "convolution"),
+        pointwise=kernel.kind in POINTWISE_KINDS,
+        ops=max(1, len(kernel.ops)),
+        device=device,
+    )
 
 
 def kernel(
