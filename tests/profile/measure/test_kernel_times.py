@@ -1,0 +1,56 @@
+"""The recorded times of one H200 and of slices of it: complete, of the captured traces, adding up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tessera_core.profile.times import load_profiles
+from tessera_core.program.store import load_trace
+
+ROOT = Path(__file__).parents[3]
+NAMES = sorted(path.stem for path in (ROOT / "fixtures/captures").glob("*.trace"))
+TYPES = ("h200-sxm", "h200-sxm/sm=96", "h200-sxm/sm=36")
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / "benchmarks/results/kernel_times.json").read_text())
+    return found
+
+
+def test_every_captured_trace_has_a_profile() -> None:
+    profiles = {path.name.removesuffix(".profile.arrow") for path in _profiles()}
+    assert profiles == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_profile_holds_every_kernel_on_every_device(name: str) -> None:
+    trace = load_trace(ROOT / f"fixtures/captures/{name}.trace")
+    times = load_profiles([ROOT / f"fixtures/profiles/{name}.profile.arrow"])
+    assert times.program_digest == trace.digest
+    for program in trace.programs:
+        for kernel in program.kernels:
+            for kind in TYPES:
+                rows = times.rows[kernel.signature, "whole", kind]
+                wanted = {"alone"} if kind == TYPES[0] else {"alone", "beside"}
+                assert {row.condition for row in rows} == wanted
+                assert all(row.source == "measured" and "NVIDIA H200" in row.hardware for row in rows)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels_add_up_to_the_iterations_of_the_same_run(name: str, recorded: dict[str, Any]) -> None:
+    trace = load_trace(ROOT / f"fixtures/captures/{name}.trace")
+    times = load_profiles([ROOT / f"fixtures/profiles/{name}.profile.arrow"])
+    for kind, place in zip(TYPES, ("cuda:0", "cuda:0/sm=96+36#0", "cuda:0/sm=96+36#1")):
+        for program in trace.programs:
+            total = sum(times.time(k.signature, kind, "alone").median_us for k in program.kernels)
+            whole = recorded["results"][name][place]["programs"][f"{program.name} alone"]["whole_us"]
+            assert total / whole == pytest.approx(1.0, abs=0.03)
+
+
+def _profiles() -> list[Path]:
+    return sorted((ROOT / "fixtures/profiles").glob("*.profile.arrow"))
