@@ -16,6 +16,7 @@ import numpy.typing as npt
 from tessera_core.plan.columns import Mixed
 from tessera_core.plan.cut import CutModel, Floats
 from tessera_core.plan.placement import Placement, settled, trimmed
+from tessera_core.plan.problem import Problem
 
 Devices = npt.NDArray[np.int64]
 """The device of each unit; shape (placements, units). State writers follow whoever reads their state."""
@@ -25,7 +26,13 @@ LARGEST_ORDER = 5
 TRIED = 3
 """Orders whose boundaries are moved."""
 PASSES = 8
-"""How often boundaries or units are moved at one step size."""
+"""How often boundaries (at one step size) or runs are moved."""
+RUNS = (1, 2, 3)
+"""Lengths of the runs of units that change sides at the end."""
+PAIRED = 400
+"""Runs tried two at a time."""
+CHECKED = 64
+"""Pairs of which the exact cost is taken."""
 
 
 def blended(model: CutModel, mixed: Mixed, enough_us: float) -> Placement:
@@ -34,7 +41,7 @@ def blended(model: CutModel, mixed: Mixed, enough_us: float) -> Placement:
     kept = kept[mixed.shares[kept] > 1e-6]
     choices = np.array([[where[0] for where in mixed.placements[i]] for i in kept], dtype=np.int64)
     shares = mixed.shares[kept] / mixed.shares[kept].sum()
-    order = _program_order(model)
+    order = program_order(model.problem)
     sequences = [list(sequence) for sequence in permutations(range(len(kept)))]
     ends = [np.round(np.cumsum(shares[sequence])[:-1] * len(order)).astype(np.int64) for sequence in sequences]
     banded = np.concatenate(
@@ -48,14 +55,17 @@ def blended(model: CutModel, mixed: Mixed, enough_us: float) -> Placement:
             if value < least:
                 best, least = devices, value
     if least > enough_us:
-        best = _polished(model, best, least, enough_us)
+        best = _polished(model, order, best, least, mixed.weights, enough_us)
     return trimmed(model.problem, settled(model.problem, best.tolist()))
 
 
 def objectives(model: CutModel, devices: Devices) -> Floats:
     """Rate-weighted interval of each placement; what is over in memory makes it larger than any that fits."""
-    loads, resources = model.loads_of(devices), model.resources
-    problem = model.problem
+    return _objectives(model, model.loads_of(devices))
+
+
+def _objectives(model: CutModel, loads: Floats) -> Floats:
+    problem, resources = model.problem, model.resources
     total = np.zeros(len(loads))
     for p, rate in enumerate(problem.rates):
         total += rate * loads[:, list(resources.rows(p))].max(axis=1)
@@ -65,12 +75,12 @@ def objectives(model: CutModel, devices: Devices) -> Floats:
     return total
 
 
-def _program_order(model: CutModel) -> Devices:
+def program_order(problem: Problem) -> Devices:
     """Units by layer, then program, then position, so that all programs are cut alike."""
     keys = []
-    for unit in model.problem.units:
+    for unit in problem.units:
         p, k = unit.kernels[0]
-        kernels = model.problem.programs[p].kernels
+        kernels = problem.programs[p].kernels
         layer = kernels[k].layer
         if layer is None:
             known = [i for i in range(len(kernels)) if kernels[i].layer is not None]
@@ -111,16 +121,41 @@ def _moved(
     return best, least
 
 
-def _polished(model: CutModel, best: Devices, least: float, enough_us: float) -> Devices:
-    """Single units moved to the other device, the best of all first."""
+def _polished(
+    model: CutModel, order: Devices, best: Devices, least: float, weights: Floats, enough_us: float
+) -> Devices:
+    """Runs of units moved to the other device, two runs at a time, while that helps.
+
+    Two, because what balances the devices is often a kernel one way and another back. Of all runs those are paired
+    whose cost at the bound's prices is least; what a pair costs is taken as the sum, then checked.
+    """
     for _ in range(PASSES):
-        moves = np.repeat(best[None], len(best), axis=0)
-        moves[np.arange(len(best)), np.arange(len(best))] ^= 1
-        values = objectives(model, moves)
-        index = int(np.argmin(values))
-        if values[index] >= least:
+        runs = _runs(best, order)
+        loads = model.loads_of(np.concatenate([best[None], runs]))
+        change = loads[1:] - loads[0]
+        near = np.argsort(change @ weights, kind="stable")[:PAIRED]
+        both = loads[0] + change[near][:, None] + change[near][None, :]
+        both[np.arange(len(near)), np.arange(len(near))] -= change[near]  # a run with itself: the run alone
+        values = _objectives(model, both.reshape(-1, loads.shape[1]))
+        first = np.argsort(values, kind="stable")[:CHECKED]
+        pairs = [(near[i // len(near)], near[i % len(near)]) for i in first]
+        tried = np.array([np.where(runs[i] != best, runs[i], runs[j]) for i, j in pairs])
+        exact = objectives(model, tried)
+        index = int(np.argmin(exact))
+        if exact[index] >= least:
             break
-        best, least = moves[index], float(values[index])
+        best, least = tried[index], float(exact[index])
         if least <= enough_us:
             break
     return best
+
+
+def _runs(devices: Devices, order: Devices) -> Devices:
+    """Placements in which one run of neighbours has changed sides."""
+    found = []
+    for length in RUNS:
+        for at in range(len(order) - length + 1):
+            moved = devices.copy()
+            moved[order[at : at + length]] ^= 1
+            found.append(moved)
+    return np.array(found)

@@ -8,6 +8,7 @@ The mix is a plan of its own (batches shared out among a few placements), and it
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from tessera_core.plan.cut import CutModel, Floats
 from tessera_core.plan.placement import Placement
+from tessera_core.plan.problem import Problem
 
 ROUNDS = 80
 """Far beyond what models have taken (under 30); the bound holds wherever it stops."""
@@ -39,8 +41,30 @@ class Mixed:
     weights: Floats
 
 
-def mix(model: CutModel, starts: Sequence[Placement], gap: float) -> Mixed:
-    """The best mix, to within ``gap`` of its bound.
+def whole_floors_us(problem: Problem, copies: Sequence[int]) -> Floats:
+    """What each program's interval is at least because kernels are whole: of kernels that are alike, each of so many
+    devices takes a whole number."""
+    floors = np.zeros(len(problem.programs))
+    for p in range(len(problem.programs)):
+        alike = Counter(
+            unit.times[p]
+            for unit in problem.units
+            if not unit.replicable and all(time > 0 for time in unit.times[p])
+        )
+        for times, count in alike.items():
+            steps = {times[d] * k for d, most in enumerate(copies) for k in range(1, -(-count // most) + 1)}
+            for interval in sorted(steps):
+                slack = interval * (1 + 1e-9)
+                if sum(most * int(slack / times[d]) for d, most in enumerate(copies)) >= count:
+                    floors[p] = max(floors[p], interval)
+                    break
+    return floors
+
+
+def mix(
+    model: CutModel, starts: Sequence[Placement], gap: float, floors_us: Floats | None = None
+) -> Mixed:
+    """The best mix, to within ``gap`` of its bound; no program's interval is less than its ``floors_us``.
 
     Memory counts as if the mix held its placements in proportion: what a bound may assume, and a plan may not.
     """
@@ -49,15 +73,19 @@ def mix(model: CutModel, starts: Sequence[Placement], gap: float) -> Mixed:
     memory = slice(resources.memory(0), resources.memory(0) + len(problem.domains))
     placements = list(dict.fromkeys(starts))
     loads = model.loads(placements)
+    floors = np.zeros(len(problem.programs)) if floors_us is None else floors_us
     best: Floats | None = None
     bound = 0.0
     objective, shares = np.inf, np.zeros(len(placements))
     for _ in range(ROUNDS):
-        objective, shares, prices = _master(model, loads, capacity)
+        objective, shares, prices = _master(model, loads, capacity, floors)
         weights = prices if best is None else best + PULL * (prices - best)
         for tried in (weights, prices):
             found, least = model.least(tried)
-            value = least - float(tried[memory] @ capacity)
+            free = np.array(problem.rates) - np.array(
+                [tried[list(resources.rows(p))].sum() for p in range(len(problem.programs))]
+            )
+            value = least - float(tried[memory] @ capacity) + float(np.maximum(free, 0.0) @ floors)
             if value > bound:
                 bound, best = value, tried
             new = [placement for placement in found if placement not in placements]
@@ -70,7 +98,7 @@ def mix(model: CutModel, starts: Sequence[Placement], gap: float) -> Mixed:
         if np.isfinite(objective) and objective <= bound * (1 + gap):
             break
     if len(shares) < len(placements):
-        objective, shares, _ = _master(model, loads, capacity)
+        objective, shares, _ = _master(model, loads, capacity, floors)
     return Mixed(
         placements=tuple(placements),
         loads=loads,
@@ -81,7 +109,9 @@ def mix(model: CutModel, starts: Sequence[Placement], gap: float) -> Mixed:
     )
 
 
-def _master(model: CutModel, loads: Floats, capacity: Floats) -> tuple[float, Floats, Floats]:
+def _master(
+    model: CutModel, loads: Floats, capacity: Floats, floors: Floats
+) -> tuple[float, Floats, Floats]:
     """Least rate-weighted interval of a mix, its shares, and the price of each resource."""
     from scipy.optimize import linprog
 
@@ -107,7 +137,13 @@ def _master(model: CutModel, loads: Floats, capacity: Floats) -> tuple[float, Fl
     costs = np.concatenate([np.zeros(count), np.array(problem.rates, dtype=float), [1e3 * sum(problem.rates)]])
     total = np.concatenate([np.ones(count), np.zeros(programs + 1)])
     solved = linprog(
-        costs, A_ub=np.array(rows), b_ub=np.array(limits), A_eq=total[None], b_eq=[1.0], method="highs"
+        costs,
+        A_ub=np.array(rows),
+        b_ub=np.array(limits),
+        A_eq=total[None],
+        b_eq=[1.0],
+        bounds=[(0, None)] * count + [(floor / scale, None) for floor in floors] + [(0, None)],
+        method="highs",
     )
     assert solved.status == 0, solved.message
     prices = np.zeros(resources.count)
@@ -122,9 +158,10 @@ def _master(model: CutModel, loads: Floats, capacity: Floats) -> tuple[float, Fl
 
 
 def _normed(model: CutModel, prices: Floats) -> Floats:
-    """Prices whose sum over a program's rows is its rate exactly, as the bound needs."""
+    """Prices whose sum over a program's rows is its rate at most, as the bound needs; rounding may have passed it."""
     for p, rate in enumerate(model.problem.rates):
         rows = list(model.resources.rows(p))
         total = prices[rows].sum()
-        prices[rows] = prices[rows] * (rate / total) if total > 0 else rate / len(rows)
+        if total > rate:
+            prices[rows] *= rate / total
     return prices

@@ -76,7 +76,8 @@ class CutModel:
     ``on[d][u]``: the node that says whether unit u runs on device d. An arc is severed where its tail is labelled
     0 and its head 1; ``costs`` (sparse, arcs by resources) says what that costs, ``tied_*`` are arcs that cannot be
     severed. ``members[d]`` (sparse, nodes of ``any_nodes[d]`` by all nodes): who has to run on device d for the
-    node to say so; ``life_nodes`` and ``life_members``: likewise for state writers, and who needs their state.
+    node to say so; ``life_nodes`` and ``life_members``: likewise for state writers, and who needs their state; a state that nobody else needs lives where the unit
+    ``life_leaders`` says.
     """
 
     problem: Problem
@@ -92,6 +93,7 @@ class CutModel:
     members: tuple[Any, Any]
     life_nodes: tuple[Integers, Integers]
     life_members: tuple[Any, Any]
+    life_leaders: Integers
 
     def least(self, weights: Floats) -> tuple[list[Placement], float]:
         """Placements of the least weighted cost (the two extreme ones), and a value that none undercuts.
@@ -144,8 +146,14 @@ class CutModel:
         """The same from one device per unit, shape (placements, units); state writers run where others need them."""
         labels = self._labels(len(devices))
         labels[self.on[0]] = labels[self.on[1]] = devices.T
-        for d, (nodes, members) in enumerate(zip(self.life_nodes, self.life_members, strict=True)):
-            labels[nodes] = self._any(labels, members, d)
+        first, second = self.life_nodes
+        alone = devices[:, self.life_leaders].T
+        labels[first], labels[second] = 1, 0
+        for _ in range(2):  # a state writer may itself read the state that another one writes
+            homes = [self._any(labels, members, d) for d, members in enumerate(self.life_members)]
+            nowhere = (homes[0] == 1) & (homes[1] == 0)
+            labels[first] = np.where(nowhere, alone, homes[0])
+            labels[second] = np.where(nowhere, alone, homes[1])
         return self._loads(labels)
 
     def _labels(self, placements: int) -> Labels:
@@ -170,6 +178,8 @@ class _Builder:
 
     problem: Problem
     resources: Resources
+    copies: tuple[int, int]
+    links: int
     on: tuple[list[int], list[int]]
     nodes: int
     arcs: list[tuple[int, int]] = field(default_factory=list)
@@ -177,6 +187,7 @@ class _Builder:
     tied: list[tuple[int, int]] = field(default_factory=list)
     any_of: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict)
     lives: tuple[dict[int, set[int]], dict[int, set[int]]] = field(default_factory=lambda: ({}, {}))
+    leaders: dict[int, int] = field(default_factory=dict)
 
     def charge(self, tail: int, head: int, costs: Iterable[tuple[int, float]]) -> None:
         """What it costs to label ``tail`` 0 and ``head`` 1."""
@@ -208,11 +219,15 @@ class _Builder:
         return self.any_of[key]
 
 
-def cut_model(problem: Problem) -> CutModel:
-    """The graph of ``problem``, which has two devices."""
+def cut_model(problem: Problem, copies: tuple[int, int] = (1, 1), links: int = 0) -> CutModel:
+    """The graph of ``problem``, which has two devices, or two types with so many devices each.
+
+    What a type does is then shared out evenly over its devices, and what is shipped over ``links`` links each way
+    (0: one for every pair): with all of them, less than any device or link of a real placement does at most.
+    """
     assert len(problem.devices) == 2, "cuts are between two devices"
     resources = Resources(len(problem.programs), len(problem.domains))
-    builder = _Builder(problem, resources, *_unit_nodes(problem))
+    builder = _Builder(problem, resources, copies, links or copies[0] * copies[1], *_unit_nodes(problem))
     _compute(builder)
     _families(builder)
     _transfers(builder)
@@ -254,9 +269,12 @@ def _compute(builder: _Builder) -> None:
                 builder.on[d][index],
                 d,
                 [
-                    (column, times[d])
+                    cost
                     for p, times in enumerate(unit.times)
-                    for column in (resources.load(p, d), resources.serial(p))
+                    for cost in (
+                        (resources.load(p, d), times[d] / builder.copies[d]),
+                        (resources.serial(p), times[d]),
+                    )
                 ],
             )
         if unit.replicable:  # it runs somewhere
@@ -269,12 +287,15 @@ def _families(builder: _Builder) -> None:
         if not family.writers:
             continue
         first, second = (builder.on[d][family.writers[0]] for d in (0, 1))
+        builder.leaders.setdefault(first, family.writers[0])
+        builder.lives[0].setdefault(first, set())
+        builder.lives[1].setdefault(second, set())
         for unit in family.units:
             builder.forbid(builder.on[0][unit], first)
             builder.forbid(second, builder.on[1][unit])
             if unit not in family.writers:
-                builder.lives[0].setdefault(first, set()).add(builder.on[0][unit])
-                builder.lives[1].setdefault(second, set()).add(builder.on[1][unit])
+                builder.lives[0][first].add(builder.on[0][unit])
+                builder.lives[1][second].add(builder.on[1][unit])
 
 
 def _transfers(builder: _Builder) -> None:
@@ -284,9 +305,9 @@ def _transfers(builder: _Builder) -> None:
         for s, d in ((0, 1), (1, 0)):
             needed, held = builder.any(flow.consumers, d), builder.on[d][flow.producer]
             costs = [
-                (resources.load(p, s), problem.send_us(size, s, d)),
-                (resources.load(p, d), problem.receive_us(flow, s, d)),
-                (resources.link(p, s), problem.link_us(size, s, d)),
+                (resources.load(p, s), problem.send_us(size, s, d) / builder.copies[s]),
+                (resources.load(p, d), problem.receive_us(flow, s, d) / builder.copies[d]),
+                (resources.link(p, s), problem.link_us(size, s, d) / builder.links),
                 (resources.serial(p), problem.cross_us(size, s, d)),
                 *_memory(builder, d, problem.slots * size),
             ]
@@ -326,7 +347,7 @@ def _residents(builder: _Builder) -> None:
             builder.runs(builder.any(resident.users, d), d, _memory(builder, d, resident.size))
         for p, activations in enumerate(problem.activations):
             overhead = problem.overheads[d]
-            costs = [(resources.load(p, d), overhead), (resources.serial(p), overhead)]
+            costs = [(resources.load(p, d), overhead / builder.copies[d]), (resources.serial(p), overhead)]
             memory = _memory(builder, d, activations.size * problem.slots)
             builder.runs(builder.any(activations.users, d), d, [*costs, *memory])
 
@@ -361,6 +382,7 @@ def _finished(builder: _Builder) -> CutModel:
         members=(_incidence(sets[0], builder.nodes), _incidence(sets[1], builder.nodes)),
         life_nodes=(_nodes(lives[0]), _nodes(lives[1])),
         life_members=(_incidence(lives[0], builder.nodes), _incidence(lives[1], builder.nodes)),
+        life_leaders=np.array([builder.leaders[node] for node, _ in lives[0]], dtype=np.int64),
     )
 
 

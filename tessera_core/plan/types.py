@@ -1,0 +1,158 @@
+"""Many devices of few types: the problem between types, whose bound holds for the devices, and a placement of the
+devices made from one of the types.
+
+All devices of a type together do at least what the type does, so a type that is n devices takes 1/n of the time,
+and what moves between two of them is left out: no placement undercuts that. A placement of the types becomes one of
+the devices by cutting each type's kernels, in program order, into runs of equal time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera_core.plan.loads import Devices, LoadModel
+from tessera_core.plan.problem import Problem
+
+PASSES = 12
+"""How often the ends of runs are moved at one step size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Types:
+    """Devices by type: ``members[t]`` are indices of the problem's devices, alike in times, overhead and memory."""
+
+    members: tuple[tuple[int, ...], ...]
+
+    @property
+    def copies(self) -> tuple[int, ...]:
+        """How many devices each type has."""
+        return tuple(len(members) for members in self.members)
+
+
+def types_of(problem: Problem) -> Types:
+    """Groups of devices that the cost model cannot tell apart but by their links."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for d, device in enumerate(problem.devices):
+        alone = sum(d in members for _, members in problem.domains) == sum(
+            members == (d,) for _, members in problem.domains
+        )
+        key = (device.type, problem.overheads[d], device.capacity_bytes, None if alone else d)
+        groups.setdefault(key, []).append(d)
+    return Types(members=tuple(tuple(members) for members in groups.values()))
+
+
+def between_types(problem: Problem, types: Types) -> Problem:
+    """The problem with one device per type, whose times are a single device's.
+
+    Links are the best of those between two types; the domains of a type's devices are one.
+    """
+    first = [members[0] for members in types.members]
+    count = len(first)
+    links = {}
+    for s in range(count):
+        for d in range(count):
+            if s != d:
+                pairs = [problem.links[a, b] for a in types.members[s] for b in types.members[d]]
+                links[s, d] = replace(
+                    pairs[0],
+                    latency_us=min(link.latency_us for link in pairs),
+                    gbit_per_s=max(link.gbit_per_s for link in pairs),
+                    send_us=min(link.send_us for link in pairs),
+                    receive_us=min(link.receive_us for link in pairs),
+                    occupies_sender=all(link.occupies_sender for link in pairs),
+                )
+    domains = []
+    for size, members in problem.domains:
+        within = tuple(t for t, own in enumerate(types.members) if set(own) & set(members))
+        domains.append((size, within))
+    merged: dict[tuple[int, ...], int] = {}
+    for size, within in domains:
+        merged[within] = merged.get(within, 0) + size
+    return replace(
+        problem,
+        devices=tuple(problem.devices[d] for d in first),
+        links=links,
+        overheads=tuple(problem.overheads[d] for d in first),
+        domains=tuple((size, within) for within, size in merged.items()),
+        units=tuple(
+            replace(unit, times=tuple(tuple(times[d] for d in first) for times in unit.times))
+            for unit in problem.units
+        ),
+    )
+
+
+def spread(model: LoadModel, types: Types, chosen: Sequence[int], order: Devices) -> Devices:
+    """A device for each unit from a type for each: runs of equal time, whose ends then move while that helps.
+
+    ``order``: units in program order. A move shifts the end of one device's run, or gives one unit of the busiest
+    device to the neighbours of its type.
+    """
+    weights = _weights(model, types, chosen)
+    ends = {
+        t: _equal_runs(weights[own], len(types.members[t]))
+        for t in range(len(types.members))
+        if len(own := [u for u in order if chosen[u] == t])
+    }
+    owned = {t: np.array([u for u in order if chosen[u] == t], dtype=np.int64) for t in ends}
+    best = _placed(model, types, owned, ends)
+    least = model.objective_us(model.load(best))
+    step = 8
+    while step:
+        for _ in range(PASSES):
+            load = model.load(best)
+            improved = False
+            for t, ends_of in sorted(ends.items(), key=lambda item: -_busiest(load.devices_us, types, item[0])):
+                for i in _near_busiest(load.devices_us, types, t):
+                    for change in (step, -step):
+                        moved = ends_of.copy()
+                        moved[i] = min(max(moved[i] + change, 0), len(owned[t]))
+                        if i and moved[i] < moved[i - 1] or i + 1 < len(moved) and moved[i] > moved[i + 1]:
+                            continue
+                        devices = _placed(model, types, owned, {**ends, t: moved})
+                        value = model.objective_us(model.load(devices))
+                        if value < least - 1e-9:
+                            best, least, ends, improved = devices, value, {**ends, t: moved}, True
+                            ends_of = moved
+            if not improved:
+                break
+        step //= 2
+    return best
+
+
+def _weights(model: LoadModel, types: Types, chosen: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Rate-weighted time of each unit on its type."""
+    first = np.array([members[0] for members in types.members])[np.array(chosen)]
+    rates = np.array(model.problem.rates, dtype=float)
+    return np.asarray(rates @ model.times[:, np.arange(len(first)), first])
+
+
+def _equal_runs(weights: npt.NDArray[np.float64], devices: int) -> Devices:
+    """Ends of runs of nearly equal weight, all but the last."""
+    total = np.cumsum(weights)
+    return np.searchsorted(total, total[-1] * np.arange(1, devices) / devices).astype(np.int64)
+
+
+def _placed(model: LoadModel, types: Types, owned: dict[int, Devices], ends: dict[int, Devices]) -> Devices:
+    devices = np.zeros(len(model.problem.units), dtype=np.int64)
+    for t, units in owned.items():
+        run = np.searchsorted(ends[t], np.arange(len(units)), side="right")
+        devices[units] = np.array(types.members[t], dtype=np.int64)[run]
+    return devices
+
+
+def _busiest(loads_us: npt.NDArray[np.float64], types: Types, t: int) -> float:
+    return float(loads_us[:, list(types.members[t])].max())
+
+
+def _near_busiest(loads_us: npt.NDArray[np.float64], types: Types, t: int) -> list[int]:
+    """Ends of the run of the busiest device of a type, in any program."""
+    members = list(types.members[t])
+    found: list[int] = []
+    for loads in loads_us[:, members]:
+        at = int(np.argmax(loads))
+        found += [i for i in (at - 1, at) if 0 <= i < len(members) - 1]
+    return list(dict.fromkeys(found))
