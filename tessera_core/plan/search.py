@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from tessera_core.plan.moves import Moves
 from tessera_core.plan.problem import Problem
 
-HOTTEST = 0.01
-COLDEST = 0.0002
-"""Temperatures at the start and the end, in intervals."""
+COLDEST = 0.0001
+"""Temperature at the end, in intervals."""
 LONGEST = 8
 """Units that change devices together, at most."""
 EVEN = 0.2
@@ -26,11 +25,18 @@ as busy is the next to bind."""
 
 
 def improved(
-    problem: Problem, start: Sequence[int], order: Sequence[int], steps: int, enough_us: float = 0.0
+    problem: Problem,
+    start: Sequence[int],
+    order: Sequence[int],
+    steps: int,
+    *,
+    hottest: float,
+    enough_us: float,
 ) -> list[int]:
     """A device for each unit: the best placement met in ``steps`` steps from ``start``, or at ``enough_us``.
 
-    ``order``: units in program order, whose neighbours move together.
+    ``order``: units in program order, whose neighbours move together. ``hottest``: temperature at the start, in
+    intervals: how much worse a step may well be.
     """
     draw = random.Random(0)
     at = Moves(problem, start)
@@ -41,7 +47,7 @@ def improved(
     best, least = list(at.devices), at.objective_us if not at.excess_bytes else math.inf
     scale = value
     for step in range(steps):
-        temperature = scale * HOTTEST * (COLDEST / HOTTEST) ** (step / steps)
+        temperature = scale * hottest * (COLDEST / hottest) ** (step / steps)
         moved = _proposal(at, line, place, draw)
         if not moved:
             continue
