@@ -19,7 +19,7 @@ from tessera_core.plan.predict import RouteChoice, predicted
 from tessera_core.plan.problem import Problem
 from tessera_core.plan.setting import Choice, Setting
 from tessera_core.plan.shortage import placement_shortage, single_shortage
-from tessera_core.plan.throughput import charged, minimise, relaxed_bound_us, too_large
+from tessera_core.plan.throughput import charged, minimise, relaxed_bound_us
 from tessera_core.profile.times import Condition
 from tessera_formats.errors import InfeasibleError, InputError
 from tessera_formats.plan import POLICIES, STRATEGIES
@@ -39,8 +39,6 @@ SHARES = tuple(f"{source}_share" for source in SOURCES)
 """How much of the kernels' time is of which kind, as plans state it."""
 SURE = 0.9
 """``auto`` leaves the best baseline only where the placement beats it in more draws than this."""
-SMALL = 300
-"""Units up to which the solver also looks for the least interval itself, beside that with dearer crossings."""
 CROSSING_SHARE = 0.005
 """What a crossing is charged at either end beside its cost, in intervals: placements of Llama-3-8B's prefill and
 decode on A100 and L40S are fastest in simulation between 0.1% and 1%."""
@@ -264,14 +262,9 @@ def _contenders(
 ) -> tuple[list[Placement], float]:
     """Placements worth simulating, and the bound below which none lies: the solver's, the solver's where
     crossing is charged more, and the best start that fits."""
-    found: list[Placement | None] = []
-    if setting.goal == "latency" or len(problem.units) <= SMALL or too_large(problem):
-        solution = minimise(problem, setting.goal, starts)
-        bound = solution.bound_us
-        found.append(solution.placement)
-    else:
-        bound = relaxed_bound_us(problem, setting.goal, memory=True)
-    if setting.goal == "interval" and not too_large(problem):
+    solution = minimise(problem, setting.goal, starts)
+    found = [solution.placement]
+    if setting.goal == "interval":
         found.append(minimise(charged(problem, CROSSING_SHARE), setting.goal, starts).placement)
     rated = [(cost(problem, start), start) for start in starts]
     fitting = [
@@ -279,7 +272,7 @@ def _contenders(
     ]
     if fitting:
         found.append(max(fitting, key=lambda pair: pair[0])[1])
-    return [placement for placement in dict.fromkeys(found) if placement is not None], bound
+    return [placement for placement in dict.fromkeys(found) if placement is not None], solution.bound_us
 
 
 def _placed(setting: Setting, route: RouteChoice, bound_us: float) -> Plan:

@@ -92,6 +92,8 @@ def minimise(
     """
     if len(problem.devices) == 1:
         return _single_device(problem, goal)
+    if problem.domains and _needs_bytes(problem) > sum(size for size, _ in problem.domains):
+        return Solution(placement=None, cost=None, objective_us=float("inf"), bound_us=float("inf"))
     best = _Best(problem, goal)
     best.offer(starts)
     types = types_of(problem)
@@ -220,6 +222,12 @@ def _by_solver(best: _Best, starts: Sequence[Placement], effort: Effort) -> None
     best.bound_us = max(best.bound_us, bound)
     if values is not None:
         best.offer([_read(problem, values)])
+
+
+def _needs_bytes(problem: Problem) -> int:
+    """What every placement holds somewhere."""
+    lasting = sum(resident.size for resident in problem.weights)
+    return lasting + problem.slots * sum(family.size for family in problem.families)
 
 
 def _single_device(problem: Problem, goal: Goal) -> Solution:
