@@ -1,8 +1,11 @@
 """Predicted beside measured: llama-tiny on two CPU workers, kernel placement and data parallelism.
 
-The profile is taken with both workers busy, as the run will find them. Each strategy is run five times; its
-interval is the median over the runs of the steady interval between decode iterations. Every run's outputs are
-compared with the unpartitioned model's. Other load on the machine shows in the measured intervals: run it alone.
+The profile is taken with both workers busy, as the run will find them: kernels of a placement beside the other half
+of the model, kernels of a copy beside another copy. What the placement would be planned at from the times beside a
+copy is recorded as well (``planned_beside_copies_us``): the difference is what sharing one model does to the caches.
+Each strategy is run five times; its interval is the median over the runs of the steady interval between decode
+iterations. Every run's outputs are compared with the unpartitioned model's. Other load on the machine shows in the
+measured intervals: run it alone.
 """
 
 from __future__ import annotations
@@ -21,11 +24,10 @@ from tessera_core.plan.stage import PartitionStage
 from tessera_core.profile.stage import ProfileStage
 from tessera_core.trace.request import parse_program
 from tessera_core.trace.stage import TraceStage
+from tessera_formats.profile import TIMES, read_profile, write_profile
 from tessera_formats.run import read_run
 
 MODEL = "llama-tiny"
-# At small batches the weights set the pace, and a worker that holds half of them finds more of them in cache than the
-# profile's workers, which hold all: placement then runs faster than planned. At 16 rows it matters less.
 PROGRAMS = ("prefill:batch=4,context=16", "decode:batch=16,context=64")
 CLUSTER = "".join(f'[[device]]\nname = "w{i}"\ntype = "cpu-1thread"\nmemory_gb = 4\n' for i in range(2))
 RUNS = 5
@@ -47,18 +49,11 @@ def measure(folder: Path, plan: Path) -> dict[str, Any]:
         token_times.append(facts.values["time_per_token_us"])
         own = [row for row in info["intervals"] if row["program"] == PROGRAMS[1] and row["iterations"]]
         intervals.append(_together([row["interval_us"] for row in own]))
-    planned = _together(
-        [
-            row["simulated_us"]
-            for row in predicted.facts["prediction"]["intervals"]
-            if row["program"] == PROGRAMS[1]
-        ]
-    )
     return {
         "slots": sum(route.slots for route in predicted.routes),
         "kernels": _kernels(predicted),
         "crossings": sum(item.program == PROGRAMS[1] for item in predicted.transfers),
-        "planned_interval_us": planned,
+        "planned_interval_us": _planned(predicted),
         "interval_us": statistics.median(intervals),
         "interval_runs_us": intervals,
         "planned_tokens_per_s": predicted.facts["prediction"]["tokens_per_s"],
@@ -66,6 +61,30 @@ def measure(folder: Path, plan: Path) -> dict[str, Any]:
         "time_per_token_us": statistics.median(token_times),
         "runs_equal": equal,
     }
+
+
+def planned_beside_copies(folder: Path, profile: Path) -> float:
+    """The interval of a placement that is planned as if its neighbour held the whole model too."""
+    held = read_profile(profile)
+    rows = [row for row in held.table.to_pylist() if row["condition"] != "beside"]
+    for row in rows:
+        row["condition"] = {"copies": "beside"}.get(row["condition"], row["condition"])
+    other, plan = folder / "copies.profile.arrow", folder / "copies.plan.toml"
+    write_profile(other, held.header, TIMES.build(rows))
+    PartitionStage(strategy="placement", in_flight=SLOTS).run(
+        folder / "x.trace", folder / "x.deps", [other], folder / "cluster.toml", plan
+    )
+    return _planned(load_plan(plan))
+
+
+def _planned(plan: Plan) -> float:
+    return _together(
+        [
+            row["simulated_us"]
+            for row in plan.facts["prediction"]["intervals"]
+            if row["program"] == PROGRAMS[1]
+        ]
+    )
 
 
 def _together(intervals: list[float]) -> float:
@@ -96,6 +115,7 @@ def main() -> int:
                 trace, deps, [profile], folder / "cluster.toml", plan
             )
             results[strategy] = measure(folder, plan)
+        results["placement"]["planned_beside_copies_us"] = planned_beside_copies(folder, profile)
     placed = results["placement"]
     ratio = placed["interval_us"] / placed["planned_interval_us"]
     return report(

@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn, TextIO
 
 import typer
 
-from tessera_cli.commands import adapt, demo, inspect, partition, profile, ptx_deps, run, trace
+from tessera_cli.commands import adapt, demo, inspect, partition, probe, profile, ptx_deps, run, trace
 from tessera_cli.output import say, standard_output_of_our_own
 from tessera_formats.document import StaleChecksumWarning
 from tessera_formats.errors import TesseraError
@@ -33,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (trace, ptx_deps, profile, partition, run, adapt, inspect, demo):
+for command in (trace, ptx_deps, probe, profile, partition, run, adapt, inspect, demo):
     app.command(name=command.__name__.rpartition(".")[2].replace("_", "-"))(command.command)
 
 

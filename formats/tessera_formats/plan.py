@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera_formats.document import DocumentSchema, Field, Record, read_document, write_document
+from tessera_formats.profile import CONDITIONS
 
 STRATEGIES = (
     "auto",
@@ -237,7 +238,7 @@ PLAN_VERSIONS = {
                     name="condition",
                     type="string",
                     meaning="profile condition used",
-                    choices=("alone", "beside"),
+                    choices=CONDITIONS,
                 ),
                 Field(name="targets", type="strings", meaning="targets whose hazards were united"),
                 Field(name="device", type="records", meaning="devices", inner=_DEVICE),

@@ -22,9 +22,15 @@ from tessera_formats.table import Column, TableSchema
 
 F64, I64, TEXT = pa.float64(), pa.int64(), pa.string()
 SOURCES = ("measured", "silicon", "modelled")
-CONDITIONS = ("alone", "beside")
+CONDITIONS = ("alone", "beside", "copies")
+"""alone: nothing else runs; beside: other devices work on other kernels; copies: each works on all kernels."""
 CACHES = ("sequence", "warm", "cold")
 """sequence: as the kernel runs within whole iterations; warm: repeated alone; cold: caches flushed before."""
+
+TRANSPORTS = ("device-memory", "peer-copy", "shared-memory", "pinned-host", "nccl", "gloo")
+"""How bytes move between two devices. Where a pair was measured with several, the first of these that it has is the
+one to plan with: it is the shortest way between devices of one host, and the one that the executor takes there. nccl
+and gloo alone also reach another host."""
 
 TIMES = TableSchema(
     name="times",
@@ -36,7 +42,7 @@ TIMES = TableSchema(
         Column(
             name="condition",
             type=TEXT,
-            meaning="alone, or beside the other devices' work",
+            meaning="alone, beside the other devices' part of the work, or beside copies of it all",
             choices=CONDITIONS,
         ),
         Column(name="load", type=TEXT, meaning="what ran beside it, and where; empty: nothing"),
@@ -84,7 +90,9 @@ _LINK = Record(
         Field(name="samples", type="integer", meaning="timed transfers", minimum=0),
         Field(name="residual", type="number", meaning="median relative error of the fit", minimum=0),
         Field(name="origin", type="string", meaning="where it comes from", choices=SOURCES),
-        Field(name="transport", type="string", meaning="e.g. shared-memory"),
+        Field(name="transport", type="string", meaning="how the bytes move", choices=TRANSPORTS),
+        Field(name="detail", type="string", meaning="median times and errors by size", required=False),
+        Field(name="dated", type="string", meaning="when measured (UTC, ISO 8601)", required=False),
     )
 )
 _DEVICE = Record(

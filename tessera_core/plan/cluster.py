@@ -1,7 +1,8 @@
 """A cluster file made concrete: devices with names, types and memory, and one link for every ordered pair.
 
 What the file says wins; memory it leaves open comes from the catalogue, links that it leaves open from the
-profile's measured or modelled links between the two device types.
+profile's measured or modelled links between the two device types. A profile's links are those within one host, so
+devices of two hosts need one that the file states.
 """
 
 from __future__ import annotations
@@ -55,6 +56,11 @@ class Device:
     capacity_bytes: int
     memory_domain: str
     price_per_hour: float | None
+    host: str | None = None
+
+    def is_apart_from(self, other: Device) -> bool:
+        """Whether the two are known to be on different machines."""
+        return None not in (self.host, other.host) and self.host != other.host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +119,19 @@ def resolve_cluster(
         for destination in devices:
             if source.name == destination.name:
                 continue
-            link = _stated(stated, source, destination) or _measured(links(source.type, destination.type))
+            apart = source.is_apart_from(destination)
+            link = _stated(stated, source, destination)
+            if link is None and not apart:
+                link = _measured(links(source.type, destination.type))
             if link is None:
+                remedy = (
+                    f"they are on {source.host} and {destination.host}, so add a [[link]] between them"
+                    if apart
+                    else "add a [[link]] between them, or profile both types together"
+                )
                 raise InputError(
                     f"{where}: no link from {source.name} ({source.type}) to {destination.name}"
-                    f" ({destination.type}); add a [[link]] between them, or profile both types together"
+                    f" ({destination.type}); {remedy}"
                 )
             resolved[source.name, destination.name] = link
     domains: dict[str, int] = {}
@@ -146,6 +160,7 @@ def _devices(content: Mapping[str, Any], where: str, memory_bytes: MemoryLookup)
                     capacity_bytes=capacity,
                     memory_domain=row.get("memory_domain", name),
                     price_per_hour=row.get("price_per_hour"),
+                    host=row.get("host"),
                 )
             )
     if not devices:
@@ -182,9 +197,9 @@ def _stated_links(
             stated[pair] = Link(
                 latency_us=float(row["latency_us"]),
                 gbit_per_s=float(row["gbit_per_s"]),
-                send_us=0.0,
-                receive_us=0.0,
-                occupies_sender=False,
+                send_us=float(row.get("send_us", 0.0)),
+                receive_us=float(row.get("receive_us", 0.0)),
+                occupies_sender=row.get("occupies_sender", False),
             )
     return stated
 

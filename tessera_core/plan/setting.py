@@ -53,12 +53,14 @@ class Setting:
         """What the solver minimises."""
         return "latency" if self.origin.policy == "latency" else "interval"
 
-    def condition(self, devices: int) -> Condition:
-        """Under which condition kernels run that are spread over so many devices.
+    def condition(self, devices: int, copies: bool = False) -> Condition:
+        """Under which condition kernels run that are spread over so many devices, or of which each has a copy.
 
         Alone, unless several devices work at once; for latency, where one batch passes through, none do.
         """
-        return "beside" if devices > 1 and self.goal == "interval" else "alone"
+        if devices < 2 or self.goal == "latency":
+            return "alone"
+        return "copies" if copies else "beside"
 
     def problem(self, choice: Choice, devices: Sequence[Device], slots: int, condition: Condition) -> Problem:
         """The cost model of a choice on some devices."""

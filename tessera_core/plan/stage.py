@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tessera_core.deps.graph import Deps, load_deps
@@ -13,8 +13,9 @@ from tessera_core.plan.ir import Plan, save_plan
 from tessera_core.plan.predict import Origin
 from tessera_core.plan.setting import Setting
 from tessera_core.plan.strategies import compare
-from tessera_core.profile.catalogue import device_type
-from tessera_core.profile.times import Times, load_profiles
+from tessera_core.profile.catalogue import Catalogue, catalogue
+from tessera_core.profile.merge import conflict_table, load_profiles
+from tessera_core.profile.times import Times
 from tessera_core.program.ir import Trace
 from tessera_core.program.store import load_trace
 from tessera_core.report.facts import Facts, FactTable
@@ -36,13 +37,14 @@ class PartitionStage:
     ``policy``: throughput or latency. ``strategy``: one of :data:`tessera_formats.plan.STRATEGIES`.
     ``in_flight``: batches in flight over all routes; None: each strategy chooses. ``output_tokens``: tokens
     that a request generates, which weighs decode against prefill; None:
-    :func:`tessera_core.plan.setting.usual_tokens`.
+    :func:`tessera_core.plan.setting.usual_tokens`. ``catalogues``: files of users' device types.
     """
 
     policy: str = "throughput"
     strategy: str = "auto"
     in_flight: int | None = None
     output_tokens: int | None = None
+    catalogues: tuple[Path, ...] = ()
 
     def run(
         self,
@@ -72,11 +74,13 @@ class PartitionStage:
                 "the profile": times.program_digest,
             }
         )
-        place = load_cluster(cluster, lambda *pair: times.links.get(pair), memory_of(times))
+        known = catalogue(self.catalogues)
+        place = load_cluster(cluster, lambda *pair: times.links.get(pair), memory_of(times, known))
         progress("weighing strategies")
         plan = make_plan(self, program, graph, times, place)
         save_plan(output, plan)
-        return plan_facts(plan)
+        facts = plan_facts(plan)
+        return replace(facts, tables=(*facts.tables, *conflict_table(times.conflicts)))
 
 
 def make_plan(stage: PartitionStage, trace: Trace, deps: Deps, times: Times, cluster: Cluster) -> Plan:
@@ -169,12 +173,12 @@ def plan_facts(plan: Plan) -> Facts:
     )
 
 
-def memory_of(times: Times) -> Callable[[str], int | None]:
+def memory_of(times: Times, known: Catalogue) -> Callable[[str], int | None]:
     """Memory by device type: the catalogue's; None where only a profile knows the type."""
 
     def memory_bytes(kind: str) -> int | None:
         try:
-            return device_type(kind).memory_bytes
+            return known.type(kind).memory_bytes
         except InputError:
             if kind in times.devices:
                 return None

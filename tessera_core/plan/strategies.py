@@ -78,7 +78,7 @@ def single_device(setting: Setting) -> Candidate:
 def data_parallel(setting: Setting) -> Candidate:
     """A copy on every device that holds one, requests shared out by speed."""
     name, cluster = "data-parallel", setting.origin.cluster
-    condition = setting.condition(len(cluster.devices))
+    condition = setting.condition(len(cluster.devices), copies=True)
     if len(cluster.devices) < 2:
         return Candidate(strategy=name, plan=None, reason="the cluster has one device")
     first = {device.name: _alone(setting, device, 1, condition) for device in cluster.devices}

@@ -1,123 +1,29 @@
 """The dated catalogue of device types: what each can hold and how fast it is said, or was seen, to be.
 
-``catalogue.toml`` beside this file holds the figures with their kind (datasheet or measured) and source; it is
-checked against the records declared here whenever it is read. No figure is repeated in code.
+``catalogue.toml`` beside this file holds the figures with their kind (datasheet or measured) and source; users add
+types or change figures in files of the same schema. No figure is repeated in code.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from tessera_formats.document import Field, Record, check_record, parse_toml
+from tessera_core.profile.catalogue_file import CatalogueContent, Figure, read_content
+from tessera_core.profile.precision import PRECISIONS
+from tessera_core.profile.type_name import TypeName
 from tessera_formats.errors import ArtifactError, InputError
-from tessera_formats.files import read_file
 
 CATALOGUE = Path(__file__).with_name("catalogue.toml")
 
-_ID = Field(name="id", type="string", meaning="name that figures refer to")
-_SOURCE_FIELD = Field(name="source", type="string", meaning="id of a source")
-_RATES = Record((), open=True)
-_PEAKS = Record(
-    (
-        _SOURCE_FIELD,
-        Field(name="memory_gbyte_per_s", type="number", meaning="memory bandwidth", minimum=0.001),
-        Field(name="tflop_per_s", type="record", meaning="dense rate by dtype", inner=_RATES),
-    )
-)
-_FLOOR = Record(
-    (
-        Field(name="pointwise", type="number", meaning="pointwise kernels and copies", minimum=0),
-        Field(name="other", type="number", meaning="any other kernel", minimum=0),
-        _SOURCE_FIELD,
-    )
-)
-_OVERHEAD = Record((Field(name="value", type="number", meaning="per segment", minimum=0), _SOURCE_FIELD))
-_KIND = Record(
-    (
-        Field(name="floor_per", type="string", meaning="what pays the floor", choices=("kernel", "op")),
-        Field(name="launch_floor_us", type="record", meaning="least time of a kernel", inner=_FLOOR),
-        Field(name="segment_overhead_us", type="record", meaning="fixed cost", inner=_OVERHEAD),
-    )
-)
-_LINKS = Record(
-    (
-        Field(name="host", type="number", meaning="to the host over PCIe, each way", minimum=0),
-        Field(name="peer", type="number", meaning="to a peer over NVLink", required=False, minimum=0),
-    )
-)
-_PRICE = Record(
-    (
-        _SOURCE_FIELD,
-        Field(name="low_usd_per_hour", type="number", meaning="lowest seen", minimum=0),
-        Field(name="high_usd_per_hour", type="number", meaning="highest seen", minimum=0),
-    )
-)
-_TYPE = Record(
-    (
-        Field(name="name", type="string", meaning="device type"),
-        Field(name="kind", type="string", meaning="what it is", choices=("gpu", "cpu")),
-        Field(name="hardware", type="string", meaning="product, or what was measured"),
-        Field(name="reported", type="strings", meaning="how CUDA names it", required=False),
-        Field(name="memory_gb", type="number", meaning="capacity, 1e9 bytes", minimum=0.001),
-        Field(name="l2_mb", type="number", meaning="last private or shared cache, 1e6 bytes", minimum=0.001),
-        Field(name="multiprocessors", type="integer", meaning="SMs, or cores", minimum=1),
-        Field(name="substitute", type="record", meaning="dtype used instead", required=False, inner=_RATES),
-        Field(name="link_gbyte_per_s", type="record", meaning="links", required=False, inner=_LINKS),
-        Field(name="datasheet", type="record", meaning="what the maker states", required=False, inner=_PEAKS),
-        Field(name="measured", type="record", meaning="best rates seen", required=False, inner=_PEAKS),
-        Field(name="price", type="record", meaning="dated price range", required=False, inner=_PRICE),
-    )
-)
-_ERROR = Record(
-    (
-        _SOURCE_FIELD,
-        Field(name="large", type="number", meaning="median relative error, large data", minimum=0),
-        Field(name="small", type="number", meaning="median relative error otherwise", minimum=0),
-        Field(name="large_from_l2_multiple", type="number", meaning="large: data per L2", minimum=0),
-    )
-)
-_COLLECTIVE = Record(
-    (
-        _SOURCE_FIELD,
-        Field(name="start_us", type="number", meaning="time of a collective without steps", minimum=0),
-        Field(name="step_us", type="number", meaning="time that a step of the ring adds", minimum=0),
-        Field(name="peer_share", type="number", meaning="share of NVLink's rate", minimum=0.001),
-        Field(name="peer_error", type="number", meaning="median relative error over NVLink", minimum=0),
-        Field(name="host_share", type="number", meaning="share of PCIe's rate", minimum=0.001),
-        Field(name="host_error", type="number", meaning="median relative error over PCIe", minimum=0),
-    )
-)
-_DOCUMENT = Record(
-    (
-        Field(name="date", type="string", meaning="day of the last change, YYYY-MM-DD"),
-        Field(
-            name="source",
-            type="records",
-            meaning="where figures come from",
-            inner=Record((_ID, Field(name="title", type="string", meaning="document or measurement"))),
-        ),
-        Field(
-            name="kind",
-            type="record",
-            meaning="figures that all types of a kind share",
-            inner=Record(
-                (
-                    Field(name="gpu", type="record", meaning="GPUs", inner=_KIND),
-                    Field(name="cpu", type="record", meaning="CPU workers", inner=_KIND),
-                )
-            ),
-        ),
-        Field(name="roofline_error", type="record", meaning="how far rooflines miss", inner=_ERROR),
-        Field(name="collective", type="record", meaning="between GPUs of one host", inner=_COLLECTIVE),
-        Field(name="type", type="records", meaning="device types", inner=_TYPE),
-    )
-)
+USER_FILES = "TESSERA_CATALOGUE"
+"""Environment variable that names files of users' entries, separated as in PATH."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +34,22 @@ class Peaks:
     flops_per_s: Mapping[str, float]
     source: str
 
+    def share(self, compute: float, bandwidth: float) -> Peaks:
+        """What a part of the GPU reaches."""
+        return replace(
+            self,
+            memory_bytes_per_s=self.memory_bytes_per_s * bandwidth,
+            flops_per_s={dtype: rate * compute for dtype, rate in self.flops_per_s.items()},
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceType:
-    """One catalogued device type.
+    """One catalogued device type, or a slice of one, or one that computes products in another dtype.
 
+    ``name``: in full. ``base``: the catalogue's name; memory, L2 and links are the base's. ``dtype``: in which matrix
+    products are computed; None: the model's own. ``whole_multiprocessors``: of the base; a slice's rates are parts of
+    the base's. ``figures``: where each figure of the base comes from, by its place (``datasheet.memory_gbyte_per_s``).
     ``reported``: names under which CUDA reports it.
     ``floor_per``: whether each kernel or each op pays ``pointwise_floor_us`` or ``other_floor_us``.
     ``substitute``: dtype -> the dtype that stands in for it. ``peer_gbyte_per_s`` None: no NVLink.
@@ -140,12 +57,15 @@ class DeviceType:
     """
 
     name: str
+    base: str
+    dtype: str | None
     kind: Literal["gpu", "cpu"]
     hardware: str
     reported: tuple[str, ...]
     memory_bytes: int
     l2_bytes: int
     multiprocessors: int
+    whole_multiprocessors: int
     floor_per: Literal["kernel", "op"]
     pointwise_floor_us: float
     other_floor_us: float
@@ -156,6 +76,12 @@ class DeviceType:
     host_gbyte_per_s: float | None
     peer_gbyte_per_s: float | None
     price_usd_per_hour: tuple[float, float] | None
+    figures: Mapping[str, Figure]
+
+    def rates(self) -> tuple[str, ...]:
+        """Dtypes with a rate of their own."""
+        known = [peaks for peaks in (self.datasheet, self.measured) if peaks is not None]
+        return tuple(dict.fromkeys(dtype for peaks in known for dtype in peaks.flops_per_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,14 +105,24 @@ class CollectiveFigures:
     host_error: float
 
 
+@dataclass(frozen=True, slots=True)
+class SliceShape:
+    """Rates of a slice: its share of the multiprocessors to these powers, times the whole GPU's."""
+
+    compute_exponent: float
+    bandwidth_exponent: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogue:
     """All types, by name, and what is known of the model's error.
 
     ``memory`` and ``compute`` say what share of a datasheet rate is reached where no peak was measured.
+    ``entries``: files of users' entries, in the order in which they were laid over the shipped ones.
     """
 
     date: str
+    entries: tuple[Path, ...]
     types: Mapping[str, DeviceType]
     memory: Efficiency
     compute: Efficiency
@@ -194,105 +130,166 @@ class Catalogue:
     small_error: float
     large_from_l2_multiple: float
     collective: CollectiveFigures
+    slice: SliceShape
 
     def type(self, name: str) -> DeviceType:
-        """The type called ``name``; raises :class:`InputError` that lists near names."""
-        if name in self.types:
-            return self.types[name]
-        near = difflib.get_close_matches(name.lower(), self.types, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(self.types)}"
-        raise InputError(f"device type {name!r}: is not in the catalogue of {self.date}; {hint}")
+        """The type called ``name``, in full (see :mod:`tessera_core.profile.type_name`).
+
+        Raises :class:`InputError` for a name that is none, with near ones, and for a slice or dtype that the type
+        does not have.
+        """
+        parsed = TypeName.parse(name)
+        if parsed.base not in self.types:
+            near = difflib.get_close_matches(parsed.base.lower(), self.types, n=3, cutoff=0.4)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(self.types)}"
+            raise InputError(f"device type {name!r}: is not in the catalogue of {self.date}; {hint}")
+        found = self.types[parsed.base]
+        if parsed.multiprocessors is not None:
+            found = self._slice(found, parsed.multiprocessors)
+        if parsed.dtype is not None:
+            found = _computing_in(found, parsed.dtype)
+        return replace(found, name=name)
+
+    def _slice(self, whole: DeviceType, multiprocessors: int) -> DeviceType:
+        name = TypeName(base=whole.base, multiprocessors=multiprocessors)
+        if whole.kind != "gpu":
+            raise InputError(f"device type {name}: {whole.base} is no GPU, so it has no slices")
+        if multiprocessors >= whole.multiprocessors:
+            raise InputError(
+                f"device type {name}: {whole.base} has {whole.multiprocessors} multiprocessors;"
+                f" ask for fewer, or for {whole.base}"
+            )
+        share = multiprocessors / whole.multiprocessors
+        compute, bandwidth = share**self.slice.compute_exponent, share**self.slice.bandwidth_exponent
+        return replace(
+            whole,
+            multiprocessors=multiprocessors,
+            datasheet=None if whole.datasheet is None else whole.datasheet.share(compute, bandwidth),
+            measured=None if whole.measured is None else whole.measured.share(compute, bandwidth),
+        )
 
     def reported(self, name: str) -> DeviceType | None:
         """The type of the GPU that CUDA calls ``name``; None where it is not catalogued."""
         return next((kind for kind in self.types.values() if name in kind.reported), None)
 
 
-@cache
-def catalogue() -> Catalogue:
-    """The catalogue that the toolchain ships."""
-    return read_catalogue(CATALOGUE)
+def catalogue(entries: Sequence[Path] = ()) -> Catalogue:
+    """The catalogue that the toolchain ships, with users' entries laid over it.
+
+    ``entries``: files of them, beside those that the environment's ``TESSERA_CATALOGUE`` names; the last wins.
+    Raises the errors of :func:`read_catalogue`.
+    """
+    named = [Path(name) for name in os.environ.get(USER_FILES, "").split(os.pathsep) if name]
+    files = tuple(dict.fromkeys([*named, *entries]))
+    return _unchanged(files, tuple(_stamp(path) for path in files))
 
 
 def device_type(name: str) -> DeviceType:
-    """The shipped catalogue's type ``name``; raises :class:`InputError` that lists near names."""
+    """The catalogue's type ``name``; raises :class:`InputError` that lists near names."""
     return catalogue().type(name)
 
 
-def read_catalogue(path: Path) -> Catalogue:
-    """Read and check a catalogue; raises :class:`ArtifactError` with the place of what is wrong."""
-    content = parse_toml(read_file(path), path, "device catalogue")
-    check_record(content, _DOCUMENT, str(path))
-    _check_sources(content, path)
-    kinds = content["kind"]
-    types: dict[str, DeviceType] = {}
-    for row in content["type"]:
-        if row["name"] in types:
-            raise ArtifactError(f"{path}: type {row['name']} is there twice; remove one")
-        if "datasheet" not in row and "measured" not in row:
-            raise ArtifactError(f"{path}: type {row['name']} has neither datasheet nor measured rates")
-        types[row["name"]] = _device_type(row, kinds[row["kind"]], path)
+def read_catalogue(path: Path, entries: Sequence[Path] = ()) -> Catalogue:
+    """Read and check a catalogue and files of entries to lay over it.
+
+    Raises :class:`ArtifactError` with the place of what is wrong.
+    """
+    read = read_content(path, entries)
+    content = read.content
+    types = {
+        row["name"]: _device_type(row, read, entries[-1] if entries else path) for row in content["type"]
+    }
+    # How much of a datasheet is reached is the shipped types' to say: an entry changes its own type and no other.
+    shipped = types if not entries else read_catalogue(path).types
     error = content["roofline_error"]
     return Catalogue(
         date=content["date"],
+        entries=tuple(entries),
         types=types,
-        memory=_efficiency([_memory_ratio(t) for t in types.values()]),
-        compute=_efficiency([_compute_ratio(t) for t in types.values()]),
+        memory=_efficiency([_memory_ratio(t) for t in shipped.values()]),
+        compute=_efficiency([_compute_ratio(t) for t in shipped.values()]),
         large_error=float(error["large"]),
         small_error=float(error["small"]),
         large_from_l2_multiple=float(error["large_from_l2_multiple"]),
         collective=CollectiveFigures(
             **{name: float(value) for name, value in content["collective"].items() if name != "source"}
         ),
+        slice=SliceShape(
+            float(content["slice"]["compute_exponent"]), float(content["slice"]["bandwidth_exponent"])
+        ),
     )
 
 
-def _device_type(row: Mapping[str, Any], kind: Mapping[str, Any], path: Path) -> DeviceType:
-    links, price = row.get("link_gbyte_per_s", {}), row.get("price")
+@cache
+def _unchanged(entries: tuple[Path, ...], stamps: tuple[tuple[int, int], ...]) -> Catalogue:
+    """Read once as long as the files stay as they are, which their stamps say."""
+    return read_catalogue(CATALOGUE, entries)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Size and time of change; zeros for a file that reading will refuse."""
+    try:
+        found = path.stat()
+    except OSError:
+        return (0, 0)
+    return (found.st_size, found.st_mtime_ns)
+
+
+def _computing_in(kind: DeviceType, dtype: str) -> DeviceType:
+    if dtype not in PRECISIONS:
+        near = difflib.get_close_matches(dtype.lower(), PRECISIONS, n=2, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(PRECISIONS)}"
+        raise InputError(f"device type {kind.base}/dtype={dtype}: is no dtype of products; {hint}")
+    rate = PRECISIONS[dtype].rate
+    if rate not in kind.rates():
+        usable = [name for name, precision in PRECISIONS.items() if precision.rate in kind.rates()]
+        raise InputError(
+            f"device type {kind.base}/dtype={dtype}: {kind.base} has no {rate} rate;"
+            f" it computes in {', '.join(usable)}"
+        )
+    return replace(kind, dtype=dtype)
+
+
+def _device_type(row: Mapping[str, Any], read: CatalogueContent, path: Path) -> DeviceType:
+    if "datasheet" not in row and "measured" not in row:
+        raise ArtifactError(f"{path}: type {row['name']} has neither datasheet nor measured rates")
+    links, price, kind = row.get("link_gbyte_per_s", {}), row.get("price"), read.content["kind"][row["kind"]]
+    own = f"type.{row['name']}."
     return DeviceType(
         name=row["name"],
+        base=row["name"],
+        dtype=None,
         kind=row["kind"],
         hardware=row["hardware"],
         reported=tuple(row.get("reported", ())),
         memory_bytes=round(row["memory_gb"] * 1e9),
         l2_bytes=round(row["l2_mb"] * 1e6),
         multiprocessors=row["multiprocessors"],
+        whole_multiprocessors=row["multiprocessors"],
         floor_per=kind["floor_per"],
         pointwise_floor_us=float(kind["launch_floor_us"]["pointwise"]),
         other_floor_us=float(kind["launch_floor_us"]["other"]),
         segment_overhead_us=float(kind["segment_overhead_us"]["value"]),
         substitute=dict(row.get("substitute", {})),
-        datasheet=_peaks(row, "datasheet", path),
-        measured=_peaks(row, "measured", path),
+        datasheet=_peaks(row, "datasheet"),
+        measured=_peaks(row, "measured"),
         host_gbyte_per_s=links.get("host"),
         peer_gbyte_per_s=links.get("peer"),
         price_usd_per_hour=(price["low_usd_per_hour"], price["high_usd_per_hour"]) if price else None,
+        figures={
+            place.removeprefix(own): figure for place, figure in read.figures.items() if place.startswith(own)
+        },
     )
 
 
-def _peaks(row: Mapping[str, Any], kind: str, path: Path) -> Peaks | None:
+def _peaks(row: Mapping[str, Any], kind: str) -> Peaks | None:
     if kind not in row:
         return None
-    rates = row[kind]["tflop_per_s"]
-    one = Field(name="rate", type="number", meaning="1e12 operations a second", minimum=0.001)
-    for dtype, value in rates.items():
-        check_record({"rate": value}, Record((one,)), f"{path}: type {row['name']}, {kind}.{dtype}")
     return Peaks(
         row[kind]["memory_gbyte_per_s"] * 1e9,
-        {dtype: value * 1e12 for dtype, value in rates.items()},
+        {dtype: value * 1e12 for dtype, value in row[kind]["tflop_per_s"].items()},
         row[kind]["source"],
     )
-
-
-def _check_sources(content: Mapping[str, Any], path: Path) -> None:
-    known = {source["id"] for source in content["source"]}
-    pending: list[Any] = [content["kind"], content["roofline_error"], content["collective"], *content["type"]]
-    while pending:
-        item = pending.pop()
-        if isinstance(item, Mapping):
-            if "source" in item and item["source"] not in known:
-                raise ArtifactError(f"{path}: source {item['source']!r} is not declared; add a [[source]]")
-            pending.extend(item.values())
 
 
 def _memory_ratio(kind: DeviceType) -> float | None:

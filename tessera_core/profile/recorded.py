@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tessera_core.devices.modelled import Z_90
-from tessera_core.profile.catalogue import catalogue
+from tessera_core.profile.catalogue import DeviceType
 from tessera_core.profile.times import DeviceRow, TimeRow
 from tessera_core.program.ir import Kernel, Trace
 from tessera_formats.bundle import Bundle
@@ -38,9 +38,17 @@ def recorded_target(bundle: Bundle, device_type: str) -> str | None:
 
 
 def recorded_rows(
-    trace: Trace, bundle: Bundle, target: str, device_type: str, kernels: Mapping[str, Kernel]
+    trace: Trace,
+    bundle: Bundle,
+    target: str,
+    kind: DeviceType,
+    kernels: Mapping[str, Kernel],
+    unknown_error: float,
 ) -> list[TimeRow]:
     """A measured row for each of ``kernels`` (by signature) that the target has recorded times of.
+
+    ``unknown_error``: median relative error that is assumed of times too few to tell how they scatter. The day of
+    recording is not known, so that any dated measurement is newer.
 
     A kernel that took no time was recorded with a clock too coarse for it: that is no measurement.
     """
@@ -52,8 +60,8 @@ def recorded_rows(
         if duration <= 0:
             continue
         samples[trace.programs[program].kernels[number].signature].append(duration)
-    scatter = _scatter(list(samples.values()))
-    device = recorded_device(bundle, target, device_type)
+    scatter = _scatter(list(samples.values()), unknown_error)
+    device = recorded_device(bundle, target, kind)
     rows = []
     for signature, kernel in kernels.items():
         found = samples.get(signature)
@@ -66,7 +74,7 @@ def recorded_rows(
             TimeRow(
                 signature=signature,
                 part=WHOLE,
-                device_type=device_type,
+                device_type=kind.name,
                 condition="alone",
                 cache="sequence",
                 median_us=middle,
@@ -80,28 +88,27 @@ def recorded_rows(
                 dtype=kernel.dtype,
                 source="measured",
                 hardware=device.hardware,
-                dated=device.date,
+                dated="",
                 detail="recorded by the profiler that the trace was made from",
             )
         )
     return rows
 
 
-def recorded_device(bundle: Bundle, target: str, device_type: str) -> DeviceRow:
+def recorded_device(bundle: Bundle, target: str, kind: DeviceType) -> DeviceRow:
     """The device that the times were recorded on; its overhead is the catalogue's."""
     facts = {row["name"]: row["value"] for row in bundle.table(f"targets/{target}/capture").to_pylist()}
-    kind = catalogue().type(device_type)
     return DeviceRow(
-        device_type=device_type,
+        device_type=kind.name,
         hardware=f"{facts.get('device') or kind.hardware}, recorded elsewhere",
         threads=0,
         overhead_us=kind.segment_overhead_us,
-        date=catalogue().date,
+        date="",
         source="measured",
     )
 
 
-def _scatter(samples: Sequence[Sequence[float]]) -> float:
+def _scatter(samples: Sequence[Sequence[float]], unknown_error: float) -> float:
     """Standard deviation of the logarithm of a single sample, pooled over the signatures that have several."""
     squares, freedom = 0.0, 0
     for values in samples:
@@ -109,5 +116,5 @@ def _scatter(samples: Sequence[Sequence[float]]) -> float:
         squares += float(((logs - logs.mean()) ** 2).sum())
         freedom += len(values) - 1
     if freedom < ENOUGH_SAMPLES:
-        return math.log1p(catalogue().small_error)
+        return math.log1p(unknown_error)
     return math.sqrt(squares / freedom)

@@ -1,24 +1,19 @@
-"""Profiles as the later stages read them: one or several artifacts merged into times, links and overheads.
+"""Profiles as the later stages read them: times of kernels, links between device types, overheads.
 
-Merging never averages. Of two rows for the same thing the better source wins (measured, then silicon tables,
-then modelled), then the one with more samples, then the one named first.
+:mod:`tessera_core.profile.merge` makes them of one or several artifacts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from tessera_formats.artifact import TableArtifact
 from tessera_formats.deps import WHOLE
-from tessera_formats.document import document_checksum
 from tessera_formats.errors import InputError
-from tessera_formats.profile import CACHES, CONDITIONS, SOURCES, read_profile
-from tessera_formats.trace import check_same_program
+from tessera_formats.profile import CACHES, CONDITIONS
 
-Condition = Literal["alone", "beside"]
+Condition = Literal["alone", "beside", "copies"]
 Source = Literal["measured", "silicon", "modelled"]
 
 
@@ -62,7 +57,8 @@ class LinkRow:
 
     ``send_us``/``receive_us``: time that the sender/receiver is busy beside the copy. ``latency_us``: from the
     sender's last instruction until a waiting receiver runs. ``occupies_sender``: the sender computes nothing
-    while it copies. ``residual``: median relative error of :meth:`transfer_us`.
+    while it copies. ``residual``: median relative error of :meth:`transfer_us`. ``detail``: times and errors by size.
+    ``dated``: when measured (UTC).
     """
 
     source: str
@@ -76,6 +72,8 @@ class LinkRow:
     residual: float
     origin: Source
     transport: str
+    detail: str = ""
+    dated: str = ""
 
     def copy_us(self, size_bytes: int) -> float:
         """Time of moving ``size_bytes`` at the link's rate, without its latency."""
@@ -98,11 +96,34 @@ class DeviceRow:
     source: Source
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conflict:
+    """Two profiles that measured the same thing and do not agree: by more than their intervals explain.
+
+    ``subject``: the signature of a kernel, or the transport of a link. ``kept``/``other``: profile, hardware and date
+    of the value that counts and of the one that does not.
+    """
+
+    subject: str
+    device_type: str
+    condition: str
+    kept_us: float
+    other_us: float
+    kept: tuple[str, str, str]
+    other: tuple[str, str, str]
+
+    @property
+    def ratio(self) -> float:
+        """By what factor they differ, at least 1."""
+        return max(self.kept_us, self.other_us) / min(self.kept_us, self.other_us)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Times:
     """One or several profiles of one trace, merged.
 
-    ``program_digest``: the trace's. ``digest``: of all that was merged.
+    ``program_digest``: the trace's. ``digest``: of all that was merged. ``conflicts``: where they did not agree.
+    ``links``: those that count for a pair of types; ``every_link``: also those of its other transports.
     """
 
     program_digest: str
@@ -110,14 +131,17 @@ class Times:
     rows: Mapping[tuple[str, str, str], tuple[TimeRow, ...]]
     links: Mapping[tuple[str, str], LinkRow]
     devices: Mapping[str, DeviceRow]
+    every_link: tuple[LinkRow, ...] = ()
+    conflicts: tuple[Conflict, ...] = ()
 
     def time(
         self, signature: str, device_type: str, condition: Condition = "beside", part: str = WHOLE
     ) -> TimeRow:
         """The time of ``signature`` on ``device_type``; ``condition`` is preferred, any other will do.
 
-        As it runs within iterations is preferred to repeated alone, and that to cold caches. Raises
-        :class:`InputError` where the profiles hold no such kernel for the type.
+        Of others that nearest in how much works beside it, the busier of two. As it runs within iterations is
+        preferred to repeated alone, and that to cold caches. Raises :class:`InputError` where the profiles
+        hold no such kernel for the type.
         """
         rows = self.rows.get((signature, part, device_type))
         if rows is None:
@@ -130,7 +154,13 @@ class Times:
             raise InputError(
                 f"profile: has no time of kernel {signature} on {device_type}; run tessera profile again"
             )
-        return min(rows, key=lambda row: (row.condition != condition, CACHES.index(row.cache)))
+        wanted = CONDITIONS.index(condition)
+
+        def preference(row: TimeRow) -> tuple[int, int, int]:
+            held = CONDITIONS.index(row.condition)
+            return abs(held - wanted), -held, CACHES.index(row.cache)
+
+        return min(rows, key=preference)
 
     def link(self, source_type: str, destination_type: str) -> LinkRow:
         """The link between two types; raises :class:`InputError` naming the pair where there is none."""
@@ -149,69 +179,6 @@ class Times:
                 f"profile: has no device type {device_type}; run tessera profile --device {device_type}"
             )
         return self.devices[device_type].overhead_us
-
-
-def load_profiles(paths: Sequence[Path | str]) -> Times:
-    """Read and merge profiles of one trace (one may be ``-``).
-
-    Raises :class:`InputError` for none at all, :class:`OriginError` naming two of different programs, and the
-    errors of :func:`tessera_formats.profile.read_profile`.
-    """
-    if not paths:
-        raise InputError("no profile was named; run tessera profile and name its output")
-    return merge_profiles({str(path): read_profile(path) for path in paths})
-
-
-def merge_profiles(artifacts: Mapping[str, TableArtifact]) -> Times:
-    """Merge opened profiles, by name, in the order given; see the module's text for what wins."""
-    program = check_same_program({name: item.header["program_digest"] for name, item in artifacts.items()})
-    best: dict[tuple[str, str, str, str, str], TimeRow] = {}
-    links: dict[tuple[str, str], LinkRow] = {}
-    devices: dict[str, DeviceRow] = {}
-    for item in artifacts.values():
-        for fields in item.table.to_pylist():
-            row = TimeRow(**fields)
-            key = (row.signature, row.part, row.device_type, row.condition, row.cache)
-            if key not in best or _rank(row.source, row.samples) < _rank(best[key].source, best[key].samples):
-                best[key] = row
-        for fields in item.header["links"]:
-            link = LinkRow(**fields)
-            pair = (link.source, link.destination)
-            if pair not in links or _rank(link.origin, link.samples) < _rank(
-                links[pair].origin, links[pair].samples
-            ):
-                links[pair] = link
-        for fields in item.header["devices"]:
-            device = DeviceRow(**fields)
-            held = devices.get(device.device_type)
-            if held is None or _rank(device.source, 0) < _rank(held.source, 0):
-                devices[device.device_type] = device
-    digests = sorted({item.digest for item in artifacts.values()})
-    return Times(
-        program_digest=program,
-        digest=digests[0] if len(digests) == 1 else document_checksum({"profiles": digests}),
-        rows=_grouped(best.values()),
-        links=links,
-        devices=devices,
-    )
-
-
-def _rank(source: str, samples: int) -> tuple[int, int]:
-    return SOURCES.index(source), -samples
-
-
-def _grouped(rows: Iterable[TimeRow]) -> dict[tuple[str, str, str], tuple[TimeRow, ...]]:
-    """Rows by kernel and type. A type's better-sourced conditions displace its worse-sourced ones.
-
-    Otherwise a modelled time alone in one profile would stand beside a measured one of another.
-    """
-    grouped: dict[tuple[str, str, str], list[TimeRow]] = {}
-    for row in sorted(rows, key=lambda r: (CONDITIONS.index(r.condition), CACHES.index(r.cache))):
-        grouped.setdefault((row.signature, row.part, row.device_type), []).append(row)
-    return {
-        key: tuple(r for r in held if r.source == min((h.source for h in held), key=SOURCES.index))
-        for key, held in grouped.items()
-    }
 
 
 def fields_of(row: TimeRow | LinkRow | DeviceRow) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -37,6 +38,7 @@ def describe_profile(profile: TableArtifact) -> Facts:
         "destination",
         "origin",
         "transport",
+        "dated",
         "latency_us",
         "gbit_per_s",
         "send_us",
@@ -53,15 +55,41 @@ def describe_profile(profile: TableArtifact) -> Facts:
         },
         (
             FactTable("devices", devices, rows_of(profile.header["devices"], devices)),
-            FactTable("links", links, rows_of(profile.header["links"], links)),
+            FactTable("links", links, rows_of([{"dated": "", **row} for row in profile.header["links"]], links)),
             FactTable(
                 "times by source",
                 ("device type", "condition", "cache", "source", "signatures", "least samples",
                  "median_us", "longest_us"),
                 times,
             ),
+            FactTable(
+                "origins",
+                ("device_type", "source", "from", "beside", "dtypes", "oldest", "newest", "signatures", "farthest"),
+                _origin_rows(profile.table.to_pylist()),
+            ),
         ),
     )  # fmt: skip
+
+
+def _origin_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[Any, ...], ...]:
+    """Rows by the hardware, published table or model that they come from, with their days.
+
+    ``farthest``: by what factor the size of a kernel differs from the nearest one in the table, at most.
+    """
+    groups: dict[tuple[str, str, str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        groups[row["device_type"], row["source"], row["hardware"] or row["table"], row["load"]].append(row)
+    return tuple(
+        (
+            *key,
+            ", ".join(sorted({row["dtype"] for row in found})),
+            min(row["dated"] for row in found),
+            max(row["dated"] for row in found),
+            len({row["signature"] for row in found}),
+            round(math.exp(max(row["distance"] for row in found)), 2) if key[1] == "silicon" else None,
+        )
+        for key, found in sorted(groups.items())
+    )
 
 
 def describe_plan(plan: Mapping[str, Any]) -> Facts:
@@ -93,7 +121,7 @@ def describe_plan(plan: Mapping[str, Any]) -> Facts:
 
 def describe_cluster(cluster: Mapping[str, Any]) -> Facts:
     """Devices and links as the file states them."""
-    optional = ("count", "memory_gb", "memory_domain", "price_per_hour", "host")
+    optional = ("count", "memory_gb", "memory_domain", "price_per_hour", "host", "hardware")
     devices = tuple(
         (row["name"], row["type"], *(row.get(name) for name in optional)) for row in cluster["device"]
     )
@@ -102,6 +130,8 @@ def describe_cluster(cluster: Mapping[str, Any]) -> Facts:
             " - ".join(row["between"]) if "between" in row else f"{row.get('from')} -> {row.get('to')}",
             row["gbit_per_s"],
             row["latency_us"],
+            row.get("transport"),
+            row.get("measured"),
         )
         for row in cluster.get("link", [])
     )
@@ -110,7 +140,7 @@ def describe_cluster(cluster: Mapping[str, Any]) -> Facts:
         {"devices": sum(row.get("count", 1) for row in cluster["device"])},
         (
             FactTable("device", ("name", "type", *optional), devices),
-            FactTable("link", ("between", "gbit_per_s", "latency_us"), links),
+            FactTable("link", ("between", "gbit_per_s", "latency_us", "transport", "measured"), links),
         ),
     )
 

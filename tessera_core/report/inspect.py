@@ -45,13 +45,15 @@ _DOCUMENTS: Mapping[str, tuple[Callable[[Path], dict[str, Any]], Callable[[Mappi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectStage:
-    """Describe an artifact. ``trace``, ``deps``, ``profiles`` and ``cluster`` let ``check`` re-evaluate a plan."""
+    """Describe an artifact. ``trace``, ``deps``, ``profiles`` and ``cluster`` let ``check`` re-evaluate a plan,
+    with users' device types of the files ``catalogues``."""
 
     check: bool = False
     trace: Path | None = None
     deps: Path | None = None
     profiles: tuple[Path, ...] = ()
     cluster: Path | None = None
+    catalogues: tuple[Path, ...] = ()
 
     def run(self, path: Path) -> Facts:
         """The artifact's facts; raises :class:`ArtifactError` for what is no artifact, or a damaged one."""
@@ -97,7 +99,7 @@ class InspectStage:
             raise InputError("a plan is evaluated from its trace and deps: give both --trace and --deps")
         from tessera_core.report.check_plan import check_plan
 
-        return check_plan(path, self.trace, self.deps, self.profiles, self.cluster)
+        return check_plan(path, self.trace, self.deps, self.profiles, self.cluster, self.catalogues)
 
 
 def detect_kind(path: Path) -> str:

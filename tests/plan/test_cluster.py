@@ -85,3 +85,23 @@ def test_refusals_name_the_place_on_one_line(
     assert "\n" not in str(refusal.value)
     for word in ("c.toml", *words):
         assert word in str(refusal.value)
+
+
+def test_a_link_of_the_file_may_say_what_either_end_pays() -> None:
+    cpus = [{"name": n, "type": "cpu-1thread", "memory_gb": 4} for n in ("p", "q")]
+    ends = {"send_us": 3.0, "receive_us": 1.5, "occupies_sender": True, "transport": "shared-memory"}
+    cluster = resolve(cpus, [link(8, **{"from": "p", "to": "q"}, **ends)])
+    assert cluster.links["p", "q"] == Link(
+        latency_us=5.0, gbit_per_s=8.0, send_us=3.0, receive_us=1.5, occupies_sender=True
+    )
+
+
+def test_a_profiles_link_holds_within_one_host_only() -> None:
+    cpus = [{"name": n, "type": "cpu-1thread", "memory_gb": 4} for n in ("p", "q", "r")]
+    for row, host in zip(cpus, ("left", "left", "right"), strict=True):
+        row["host"] = host
+    with pytest.raises(InputError, match=r"no link from p .* to r .*; they are on left and right, so add"):
+        resolve(cpus)
+    between = [link(10, between=[a, "r"]) for a in ("p", "q")]
+    assert resolve(cpus, between).links["p", "q"] == BETWEEN_CPUS
+    assert resolve(cpus, between).links["r", "p"].gbit_per_s == 10

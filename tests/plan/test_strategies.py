@@ -10,7 +10,7 @@ from tessera_core.plan.confidence import COMMON_VARIANCE, DRAWS, draw_factors
 from tessera_core.plan.ir import Plan
 from tessera_core.plan.setting import usual_tokens
 from tessera_core.plan.stage import PartitionStage, make_plan
-from tessera_core.profile.times import TimeRow
+from tessera_core.profile.times import Condition, TimeRow
 from tessera_core.program.ir import Program
 from tessera_formats.document import encode_document
 from tessera_formats.errors import InfeasibleError, InputError
@@ -226,6 +226,29 @@ def test_latency_is_weighed_alone_and_copies_do_not_shorten_it() -> None:
     assert {row(latency, s)["latency_us"] for s in ("single", "data-parallel")} == {51.0}
     assert (throughput.facts["strategy"], throughput.facts["condition"]) == ("data-parallel", "beside")
     assert row(throughput, "data-parallel")["latency_us"] == 41.0
+
+
+def test_copies_are_weighed_beside_copies_and_a_placement_beside_its_other_half() -> None:
+    graph = layers()
+    quiet = times_of(graph.trace(), {"x": 10.0})
+
+    def under(row: TimeRow, condition: Condition, median_us: float) -> TimeRow:
+        return replace(row, condition=condition, median_us=median_us, low_us=median_us, high_us=median_us)
+
+    rows = {
+        key: (row, under(row, "beside", 11.0), under(row, "copies", 13.0))
+        for key, (row,) in quiet.rows.items()
+    }
+    for strategy, condition, time_us in (("data-parallel", "copies", 13.0), ("placement", "beside", 11.0)):
+        made = make_plan(
+            PartitionStage(policy="throughput", strategy=strategy),
+            graph.trace(),
+            graph.deps(),
+            replace(quiet, rows=rows),
+            cluster_of(("x", "x")),
+        )
+        assert made.facts["condition"] == condition
+        assert {item.time_us for item in made.assignments} == {time_us}
 
 
 def test_a_plan_states_the_condition_that_its_profile_has() -> None:

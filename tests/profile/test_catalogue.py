@@ -1,4 +1,5 @@
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,99 @@ def test_a_type_needs_some_rate(tmp_path: Path) -> None:
     path.write_text(text[:start], encoding="utf-8")
     with pytest.raises(ArtifactError, match="cpu-1thread has neither"):
         read_catalogue(path)
+
+
+ENTRIES = """
+date = "2026-12-24"
+[[source]]
+id = "bench"
+title = "Our bench of last week"
+[[type]]
+name = "h200-sxm"
+[type.measured]
+source = "bench"
+tflop_per_s = { bfloat16 = 700 }
+[[type]]
+name = "h20"
+kind = "gpu"
+source = "vendor"
+hardware = "NVIDIA H20"
+memory_gb = 96
+l2_mb = 60
+multiprocessors = 78
+[type.datasheet]
+source = "vendor"
+memory_gbyte_per_s = 4000
+tflop_per_s = { bfloat16 = 148, float32 = 44 }
+"""
+
+
+def test_entries_change_single_figures_and_add_types(tmp_path: Path) -> None:
+    path = tmp_path / "my.toml"
+    path.write_text(ENTRIES, encoding="utf-8")
+    shipped, own = catalogue(), catalogue([path])
+    h200, before = own.type("h200-sxm"), shipped.type("h200-sxm")
+    assert h200.measured is not None and before.measured is not None
+    assert h200.measured.flops_per_s["bfloat16"] == 700e12
+    assert h200.measured.memory_bytes_per_s == before.measured.memory_bytes_per_s
+    assert h200.datasheet == before.datasheet
+    assert h200.figures["measured.tflop_per_s.bfloat16"].source == f"Our bench of last week ({path})"
+    assert h200.figures["measured.memory_gbyte_per_s"] == before.figures["measured.memory_gbyte_per_s"]
+    assert own.type("h20/sm=39").memory_bytes == 96_000_000_000
+    assert own.date == "2026-12-24" and own.entries == (path,)
+    assert (own.memory, own.compute) == (shipped.memory, shipped.compute)
+    assert "h20" not in catalogue().types
+
+
+def test_the_environment_names_files_of_entries_and_the_last_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first.toml", tmp_path / "second.toml"
+    first.write_text(ENTRIES, encoding="utf-8")
+    second.write_text('[[type]]\nname = "h20"\nsource = "assumed"\nmemory_gb = 141\n', encoding="utf-8")
+    monkeypatch.setenv("TESSERA_CATALOGUE", f"{first}{os.pathsep}")
+    assert device_type("h20").memory_bytes == 96_000_000_000
+    assert catalogue([second]).type("h20").memory_bytes == 141_000_000_000
+    first.write_text(ENTRIES.replace("memory_gb = 96", "memory_gb = 144"), encoding="utf-8")
+    assert device_type("h20").memory_bytes == 144_000_000_000
+    monkeypatch.delenv("TESSERA_CATALOGUE")
+    with pytest.raises(InputError, match="h20"):
+        device_type("h20")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[[type]]\nname = "h20"\nsource = "vendor"\nmemory_gb = 96\n', r"type h20: kind is missing"),
+        ('[[type]]\nname = "l4"\nmemory_gb = 96\n', r"type\.l4\.memory_gb has no source"),
+        ('[[type]]\nname = "l4"\nsource = "hearsay"\nmemory_gb = 96\n', "'hearsay' is not declared"),
+        ('[[type]]\nname = "l4"\nsource = "vendor"\nmemory = 96\n', r"type\[0\]\.memory is not known"),
+        ('[[type]]\nname = "l4/sm=3"\nsource = "vendor"\nmemory_gb = 9\n', "neither / nor ="),
+        ('[[type]]\nname = "l4"\n[[type]]\nname = "l4"\n', "twice"),
+        ("[[type]\n", "no valid TOML"),
+        (
+            '[[type]]\nname = "h20"\nkind = "gpu"\nsource = "vendor"\nhardware = "x"\nmemory_gb = 96\nl2_mb = 60\n'
+            "multiprocessors = 78\n",
+            "h20 has neither datasheet nor measured",
+        ),
+    ],
+)
+def test_entries_that_break_the_schema_are_one_line_with_the_file(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "my.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ArtifactError, match=message) as problem:
+        catalogue([path])
+    assert str(path) in str(problem.value) and "\n" not in str(problem.value)
+
+
+def test_every_figure_of_the_shipped_types_has_a_source() -> None:
+    for kind in catalogue().types.values():
+        stated = {"memory_gb", "l2_mb", "multiprocessors"}
+        for name, peaks in (("datasheet", kind.datasheet), ("measured", kind.measured)):
+            if peaks is not None:
+                stated |= {f"{name}.memory_gbyte_per_s"}
+                stated |= {f"{name}.tflop_per_s.{dtype}" for dtype in peaks.flops_per_s}
+        assert stated <= kind.figures.keys(), kind.name
+        assert all(figure.source for figure in kind.figures.values())

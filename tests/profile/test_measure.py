@@ -14,12 +14,14 @@ from tessera_core.profile.measure.cpu import (
     CpuMeasurement,
     Place,
     Samples,
+    halves_of,
     median_interval,
     start_worker,
     summarise,
 )
+from tessera_core.profile.merge import load_profiles
 from tessera_core.profile.stage import ProfileStage
-from tessera_core.profile.times import load_profiles
+from tessera_core.profile.times import Condition
 from tessera_core.program.store import save_trace
 from tessera_formats.errors import ArtifactError, DeviceLostError
 from tests.profile.traces import CAPACITY, tiny_trace
@@ -67,6 +69,65 @@ def test_disturbed_iterations_are_left_out_where_enough_remain() -> None:
     assert "30% disturbed" in row.detail
 
 
+@given(st.lists(st.integers(1, 1000), min_size=2, max_size=40))
+def test_halves_take_most_nearly_the_same_time(times: list[int]) -> None:
+    first, second = halves_of(Samples(np.array([times, times], dtype=np.int64), 0.0))
+    assert (first.start, first.stop, second.stop) == (0, second.start, len(times)) and first and second
+    apart = abs(sum(times[: first.stop]) - sum(times[first.stop :]))
+    assert apart == min(abs(sum(times[:cut]) - sum(times[cut:])) for cut in range(1, len(times)))
+
+
+def test_a_single_kernel_has_no_halves() -> None:
+    assert halves_of(Samples(np.array([[3], [4]]), 0.0)) == (range(1),)
+
+
+def test_parts_are_joined_iteration_by_iteration() -> None:
+    first = Samples(np.array([[1, 2], [3, 4], [5, 6]]), 0.25)
+    second = Samples(np.array([[7], [8]]), 0.0)
+    joined = Samples.joined([first, second])
+    assert joined.times.tolist() == [[1, 2, 7], [5, 6, 8]]
+    assert joined.disturbed == 0.25
+
+
+@pytest.mark.parametrize("kernels", [range(3), range(3, 5)])
+def test_half_of_the_kernels_finds_what_the_others_left(kernels: range) -> None:
+    """The second half appends to the cache and counts: both as if the first half had just run."""
+    from tessera_core.profile.measure.replay_loop import ReplayLoop
+
+    loop = ReplayLoop(tiny_trace(), trusted=False, seed=3)
+    times, disturbed = loop.samples(0, 0.05, kernels)
+    assert times.shape == (len(disturbed), len(kernels))
+    slot = loop._slots[0][0]
+    assert int(slot.memory.view(2)) == (1 if 4 in kernels else 0)
+    result = slot.memory.view(0) @ slot.memory.view(1) + 2 * slot.memory.view(0)
+    assert slot.memory.view(6).allclose(result)
+    assert slot.memory.view(3)[0].allclose(result) == (3 in kernels)
+
+
+def test_what_a_half_overwrites_is_put_back() -> None:
+    """A kernel that doubles in place what another made would reach infinity in a second."""
+    import torch
+
+    from tessera_core.profile.measure.replay_loop import ReplayLoop
+
+    trace = tiny_trace()
+    program = trace.programs[0]
+    doubling = replace(
+        program.ops[2],
+        target="aten.add_.Tensor",
+        arguments={"args": [{"tensor": 5}, {"tensor": 5}], "kwargs": {}},
+        inputs=(5,),
+        outputs=(5,),
+    )
+    ops = (*program.ops[:2], doubling)
+    short = replace(program, ops=ops, kernels=program.kernels[:3], io=program.io[:1])
+    loop = ReplayLoop(replace(trace, programs=(short,)), trusted=False, seed=3)
+    loop.samples(0, 0.05, range(2, 3))
+    memory = loop._slots[0][0].memory
+    expected = 2 * (memory.view(4) + memory.view(0))
+    assert torch.equal(memory.view(5), expected)
+
+
 def test_positions_start_anew_in_each_iteration_and_state_is_not_zero(tmp_path: Path) -> None:
     from tessera_core.profile.measure.replay_loop import ReplayLoop
 
@@ -91,9 +152,13 @@ def test_a_worker_measures_every_signature_alone_and_beside_another(tmp_path: Pa
     stage = ProfileStage(devices=("cpu-1thread=cpu:0", "l4"), beside="cpu:1" if both else None, seconds=1.0)
     facts = stage.run(tmp_path / "x.trace", tmp_path / "x.profile.arrow", said.append)
     times = load_profiles([tmp_path / "x.profile.arrow"])
+    loads: dict[Condition, str] = {"alone": ""}
+    if both:
+        loads |= {"beside": "the other half of the kernels on cpu:1", "copies": "the whole program on cpu:1"}
     for signature in ("sig-mm", "sig-add", "sig-append", "sig-count"):
-        for condition in ("alone", "beside") if both else ("alone",):
+        for condition, load in loads.items():
             row = times.time(signature, "cpu-1thread", condition)
+            assert row.load == load
             assert (row.condition, row.source, row.cache) == (condition, "measured", "sequence")
             assert row.samples >= 5
             assert 0 < row.p10_us <= row.median_us <= row.p90_us < 10_000

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tessera_core.profile import stage
+from tessera_core.profile import sources
+from tessera_core.profile.merge import load_profiles
 from tessera_core.profile.model.roofline import ModelledTime
 from tessera_core.profile.stage import ProfileStage
-from tessera_core.profile.times import load_profiles
 from tessera_core.program.store import load_trace, save_trace
 from tessera_formats.errors import ArtifactError, InputError, OriginError, TesseraError
 from tests.profile.traces import tiny_trace
@@ -27,7 +27,7 @@ def trace(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ["demo", "llama-tiny", "llama-3-8b-4-layers"])
 def test_captures_without_recorded_times_are_modelled(name: str, tmp_path: Path) -> None:
     captured = ROOT / "fixtures" / "captures" / f"{name}.trace"
-    ProfileStage(devices=("h200-sxm",)).run(captured, tmp_path / "x.profile.arrow")
+    ProfileStage(devices=("h200-sxm",), tables=False).run(captured, tmp_path / "x.profile.arrow")
     rows = [row for found in load_profiles([tmp_path / "x.profile.arrow"]).rows.values() for row in found]
     assert {row.source for row in rows} == {"modelled"}
 
@@ -108,7 +108,7 @@ def test_a_time_that_is_none_leaves_the_old_profile_as_it_was(
     output = tmp_path / "x.profile.arrow"
     ProfileStage(devices=("l4",)).run(trace, output)
     before = output.read_bytes()
-    monkeypatch.setattr(stage, "modelled_time", lambda kernel, device: ModelledTime(value, 0.0, 1.0, ""))
+    monkeypatch.setattr(sources, "modelled_time", lambda kernel, device: ModelledTime(value, 0.0, 1.0, ""))
     with pytest.raises(ArtifactError, match="median_us"):
         ProfileStage(devices=("l4",)).run(trace, output)
     assert output.read_bytes() == before
@@ -144,3 +144,62 @@ def test_modelling_writes_to_standard_output_and_needs_no_torch(trace: Path, tmp
     assert done.returncode == 0, done.stderr.decode()
     (tmp_path / "piped").write_bytes(done.stdout)
     assert load_profiles([tmp_path / "piped"]).time("sig-mm", "l4").median_us > 0
+
+
+def test_profiles_made_before_are_merged_in(trace: Path, tmp_path: Path) -> None:
+    first, second, both = (tmp_path / f"{name}.profile.arrow" for name in ("first", "second", "both"))
+    ProfileStage(devices=("l4",)).run(trace, first)
+    ProfileStage(devices=("t4",)).run(trace, second)
+    facts = ProfileStage(devices=("l40s",), merged=(first, second)).run(trace, both)
+    assert set(load_profiles([both]).devices) == {"l4", "t4", "l40s"}
+    assert facts.values["rows"] == 12
+    again = tmp_path / "again.profile.arrow"
+    ProfileStage(merged=(both, first)).run(trace, again)
+    assert load_profiles([again]).rows == load_profiles([both]).rows
+
+
+def test_a_profile_of_another_program_is_not_merged_in(trace: Path, tmp_path: Path) -> None:
+    save_trace(tmp_path / "y.trace", tiny_trace(seed=1))
+    ProfileStage(devices=("l4",)).run(tmp_path / "y.trace", tmp_path / "y.profile.arrow")
+    stage = ProfileStage(devices=("l4",), merged=(tmp_path / "y.profile.arrow",))
+    with pytest.raises(OriginError, match=r"x\.trace.*y\.profile"):
+        stage.run(trace, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_slices_and_dtypes_are_types_of_their_own(trace: Path, tmp_path: Path) -> None:
+    names = ("h200-sxm", "h200-sxm/sm=36", "h200-sxm/dtype=float8", "h200-sxm/sm=36/dtype=float8")
+    output = tmp_path / "x.profile.arrow"
+    ProfileStage(devices=names, tables=False).run(trace, output)
+    times = load_profiles([output])
+    whole, part, small, both = (times.time("sig-mm", name) for name in names)
+    assert part.median_us >= whole.median_us
+    assert (whole.dtype, small.dtype, both.dtype) == ("float32", "float8", "float8")
+    assert small.bytes == whole.bytes - 3 * 32 * 32  # one byte for each of the weight's four
+    assert times.time("sig-add", names[2]).dtype == times.time("sig-add", names[0]).dtype
+
+
+def test_users_types_are_profiled_and_named(trace: Path, tmp_path: Path) -> None:
+    own = tmp_path / "my.toml"
+    own.write_text(
+        '[[source]]\nid = "mine"\ntitle = "Mine"\n[[type]]\nname = "gpu-x"\nkind = "gpu"\nsource = "mine"\n'
+        'hardware = "GPU X"\nmemory_gb = 10\nl2_mb = 4\nmultiprocessors = 8\n[type.datasheet]\nsource = "mine"\n'
+        "memory_gbyte_per_s = 100\ntflop_per_s = { float32 = 1 }\n",
+        encoding="utf-8",
+    )
+    output = tmp_path / "x.profile.arrow"
+    facts = ProfileStage(devices=("gpu-x/sm=4",), catalogues=(own,)).run(trace, output)
+    assert str(own) in str(facts.values["catalogue"])
+    assert load_profiles([output]).devices["gpu-x/sm=4"].hardware == "GPU X"
+    with pytest.raises(InputError, match="gpu-x"):
+        ProfileStage(devices=("gpu-x",)).run(trace, output)
+
+
+def test_without_published_tables_one_line_says_how_to_get_them(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tessera_core.profile.silicon.tables.find_package", lambda: None)
+    facts = ProfileStage(devices=("l40s", "h100-sxm")).run(trace, tmp_path / "out")
+    (line,) = facts.as_json()["not found"]
+    assert "pip install 'tessera-toolchain[silicon]'" in line["what"]
+    assert facts.as_json()["iterations"][0]["modelled_share"] == 1.0

@@ -28,6 +28,7 @@ def command(
     cluster: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --check, for a plan: its cluster file.")
     ] = None,
+    catalogue: options.Catalogues = None,
     json: options.Json = False,
 ) -> None:
     """Show what an artifact is, and its important tables.
@@ -36,5 +37,12 @@ def command(
     """
     from tessera_core.report.inspect import InspectStage
 
-    stage = InspectStage(check=check, trace=trace, deps=deps, profiles=tuple(profile or ()), cluster=cluster)
+    stage = InspectStage(
+        check=check,
+        trace=trace,
+        deps=deps,
+        profiles=tuple(profile or ()),
+        cluster=cluster,
+        catalogues=tuple(catalogue or ()),
+    )
     Output(json=json).show(stage.run(path))

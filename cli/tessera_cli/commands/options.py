@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +28,15 @@ Trust = Annotated[
     ),
 ]
 
+Catalogues = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--catalogue",
+        metavar="FILE",
+        help="Device types of your own, or your figures of known ones (TOML); may be repeated.",
+    ),
+]
+
 
 def folder(kind: str) -> typer.models.OptionInfo:
     """The ``-o`` of a stage that writes a folder."""
@@ -47,20 +56,25 @@ def folder(kind: str) -> typer.models.OptionInfo:
 
 def file(kind: str) -> typer.models.OptionInfo:
     """The ``-o`` of a stage that writes a single file."""
-
-    def replaceable(path: str) -> str:
-        if path != "-":
-            check_output_file(Path(path), kind)
-        return path
-
     option: typer.models.OptionInfo = typer.Option(
         "-o",
         "--output",
         metavar="FILE",
-        callback=replaceable,
+        callback=replaceable_file(kind),
         help=f"The {kind} file to write; - is standard output.",
     )
     return option
+
+
+def replaceable_file(kind: str) -> Callable[[str | None], str | None]:
+    """Refuses, before any work is done for it, a file that could not be written."""
+
+    def replaceable(path: str | None) -> str | None:
+        if path not in (None, "-"):
+            check_output_file(Path(path), kind)
+        return path
+
+    return replaceable
 
 
 def at_most_one_stream(paths: Sequence[Path | str]) -> None:

@@ -51,6 +51,7 @@ def command(
             " as the traced cache holds beside the prompt.",
         ),
     ] = None,
+    catalogue: options.Catalogues = None,
     json: options.Json = False,
 ) -> None:
     """Place kernels on a cluster, beside every baseline.
@@ -60,7 +61,13 @@ def command(
     options.at_most_one_stream([trace, deps, *profiles, cluster])
     from tessera_core.plan.stage import PartitionStage
 
-    stage = PartitionStage(policy=policy, strategy=strategy, in_flight=in_flight, output_tokens=output_tokens)
+    stage = PartitionStage(
+        policy=policy,
+        strategy=strategy,
+        in_flight=in_flight,
+        output_tokens=output_tokens,
+        catalogues=tuple(catalogue or ()),
+    )
     sources = [name if name == "-" else Path(name) for name in profiles]
     target = output if output == "-" else Path(output)
     shown = Output(json=json, artifact=output)

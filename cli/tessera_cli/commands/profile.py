@@ -2,48 +2,68 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
 
 import typer
 
 from tessera_cli.commands import options
+from tessera_cli.commands import profile_options as own
 from tessera_cli.output import Output
 
 
 def command(
     trace: options.Trace,
-    device: Annotated[
-        list[str],
-        typer.Option(
-            metavar="TYPE[=HARDWARE]",
-            help="A device type: measured if bound to hardware here (cpu-1thread=cpu:0), else modelled"
-            " (a100-80gb); may be repeated.",
-        ),
-    ],
-    output: Annotated[str, options.file("profile")],
-    beside: Annotated[
-        str | None,
-        typer.Option(metavar="HARDWARE", help="Measure while this other worker (cpu:1) is busy as well."),
-    ] = None,
-    seconds: Annotated[
-        float,
-        typer.Option(
-            min=0.1,
-            callback=options.finite,
-            help="Time to spend on measuring, about; more gives tighter intervals.",
-        ),
-    ] = 20.0,
+    device: own.Devices = None,
+    output: own.Output = None,
+    beside: own.Beside = None,
+    seconds: own.Seconds = 20.0,
+    merge: own.Merge = None,
+    references: own.References = None,
+    explain: own.Explain = None,
+    no_silicon: own.NoSilicon = False,
+    catalogue: options.Catalogues = None,
     trust_model: options.Trust = False,
     json: options.Json = False,
 ) -> None:
-    """Time kernels and links here, and model devices elsewhere.
+    """Time kernels here, look up or model the rest.
 
-    Every number says whether it was measured or modelled. Several profiles of one trace merge in partition.
+    Every number says whether it was measured, looked up in published tables, or modelled. Profiles of several machines
+    and days merge, here or in partition; the newest measurement counts.
     """
-    from pathlib import Path
+    options.at_most_one_stream([*(merge or ()), *(references or ())])
+    if (output is None) == (explain is None):
+        raise typer.BadParameter("name the profile to write with -o FILE, or a kernel to --explain")
+    if explain is not None and beside is not None:
+        raise typer.BadParameter("--explain measures nothing, so --beside does not go with it")
+    shown = Output(json=json, artifact=output or "")
+    merged, lent = _sources(merge), _sources(references)
+    if explain is not None:
+        from tessera_core.profile.explain import ExplainStage
 
-    from tessera_core.profile.stage import ProfileStage
+        stage = ExplainStage(
+            kernel=explain,
+            devices=tuple(device or ()),
+            merged=merged,
+            references=lent,
+            catalogues=tuple(catalogue or ()),
+            tables=not no_silicon,
+        )
+        shown.show(stage.run(trace))
+    elif output is not None:
+        from tessera_core.profile.stage import ProfileStage
 
-    shown = Output(json=json, artifact=output)
-    stage = ProfileStage(devices=tuple(device), beside=beside, trust=trust_model, seconds=seconds)
-    shown.show(stage.run(trace, output if output == "-" else Path(output), shown.progress))
+        made = ProfileStage(
+            devices=tuple(device or ()),
+            beside=beside,
+            trust=trust_model,
+            seconds=seconds,
+            merged=merged,
+            references=lent,
+            catalogues=tuple(catalogue or ()),
+            tables=not no_silicon,
+        )
+        shown.show(made.run(trace, output if output == "-" else Path(output), shown.progress))
+
+
+def _sources(names: list[str] | None) -> tuple[Path | str, ...]:
+    return tuple(name if name == "-" else Path(name) for name in names or ())

@@ -1,14 +1,16 @@
 """Measuring kernels on CPU workers: one process per CPU, one thread, pinned, replaying whole iterations.
 
 Kernels are timed where they run, between their neighbours, so that caches are as they will be ("sequence").
-Under the condition "beside" a second worker replays the same program on another CPU meanwhile: two workers share
-memory bandwidth and the last cache, and a plan for both should use those times.
+Under the condition "beside" two workers share one program, as a plan's would: while the measured worker replays one
+half of the kernels, a second worker replays the other half on another CPU, and then the halves change places. So each
+kernel finds of its half's weights in cache what a pipeline's worker finds, and memory bandwidth and the last cache
+are shared. Under "copies" the second worker replays the whole program, as data parallelism does.
 """
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -38,6 +40,12 @@ BLOCKS = 20
 
 CONFIDENCE = 0.9
 """Of the intervals that profiles state."""
+
+LOADS: Mapping[Condition, str] = {
+    "beside": "the other half of the kernels",
+    "copies": "the whole program",
+}
+"""What the second worker replays."""
 
 SEED = 20_261_201
 """Of inputs and state; times don't depend on which values they are, as long as they are ordinary."""
@@ -77,6 +85,13 @@ class Samples:
         enough = len(kept) >= max(LEAST_KEPT, ENOUGH_SHARE * len(times))
         return Samples(kept if enough else times, share)
 
+    @staticmethod
+    def joined(parts: Sequence[Samples]) -> Samples:
+        """Consecutive parts of a program side by side, as many iterations as the shortest has."""
+        count = min(len(part.times) for part in parts)
+        times = np.concatenate([_thinned(part.times, count) for part in parts], axis=1)
+        return Samples(times, max(part.disturbed for part in parts))
+
     @property
     def whole(self) -> WholeTime:
         """Of whole iterations."""
@@ -87,8 +102,8 @@ class Samples:
 class CpuMeasurement:
     """Times of every kernel of ``trace`` (read from ``path`` by the workers) on ``cpu``.
 
-    ``beside``: a CPU for a second worker; None leaves the condition "beside" out. ``seconds``: for all programs
-    and conditions together, start-up aside.
+    ``beside``: a CPU for a second worker; None leaves the conditions "beside" and "copies" out. ``seconds``: for
+    all programs and conditions together, start-up aside.
     """
 
     trace: Trace
@@ -101,7 +116,7 @@ class CpuMeasurement:
 
     def run(self, progress: Callable[[str], None]) -> Measured:
         """Measure; raises what replay raises, and :class:`DeviceLostError` where a worker dies."""
-        conditions: tuple[Condition, ...] = ("alone",) if self.beside is None else ("alone", "beside")
+        conditions: tuple[Condition, ...] = ("alone",) if self.beside is None else ("alone", *LOADS)
         share = self.seconds / (len(conditions) * max(1, len(self.trace.programs)))
         found: dict[Condition, dict[int, Samples]] = {condition: {} for condition in conditions}
         with ExitStack() as stack:
@@ -112,12 +127,20 @@ class CpuMeasurement:
             )
             for program in self.trace.programs:
                 progress(f"{self.device_type}: {program.name} alone on {self.cpu.name}")
-                found["alone"][program.id] = Samples.of(*worker.ask("time", program.id, share))
-                if other is not None:
-                    progress(f"{self.device_type}: {program.name} on {self.cpu.name} beside {other.cpu.name}")
-                    other.tell("loop", program.id)
-                    found["beside"][program.id] = Samples.of(*worker.ask("time", program.id, share))
-                    other.ask("stop")
+                alone = Samples.of(
+                    *worker.ask("time", program.id, share, whole := range(len(program.kernels)))
+                )
+                found["alone"][program.id] = alone
+                if other is None:
+                    continue
+                progress(f"{self.device_type}: {program.name} on {self.cpu.name} beside {other.cpu.name}")
+                found["copies"][program.id] = _beside(worker, other, program.id, share, whole, whole)
+                halves = halves_of(alone)
+                parts = [
+                    _beside(worker, other, program.id, share / len(halves), own, far)
+                    for own, far in zip(halves, reversed(halves), strict=True)
+                ]
+                found["beside"][program.id] = Samples.joined(parts)
         return Measured(
             tuple(
                 row
@@ -139,8 +162,25 @@ class CpuMeasurement:
             dated=datetime.now(UTC).isoformat(timespec="seconds"),
             load=""
             if self.beside is None or condition == "alone"
-            else f"the same program on {self.beside.name}",
+            else f"{LOADS[condition]} on {self.beside.name}",
         )
+
+
+def halves_of(samples: Samples) -> tuple[range, ...]:
+    """A program's kernels cut in two where each half takes most nearly the same time; whole if there is but one."""
+    ends = np.median(samples.times, axis=0).cumsum()
+    if len(ends) < 2:
+        return (range(len(ends)),)
+    cut = 1 + int(np.argmin(np.abs(ends[:-1] - ends[-1] / 2)))
+    return range(cut), range(cut, len(ends))
+
+
+def _beside(worker: _Worker, other: _Worker, program: int, seconds: float, own: range, far: range) -> Samples:
+    """Times of the kernels ``own`` on ``worker`` while ``other`` replays ``far``."""
+    other.ask("loop", program, far)
+    samples = Samples.of(*worker.ask("time", program, seconds, own))
+    other.ask("stop")
+    return samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +192,11 @@ class Place:
     hardware: str
     dated: str
     load: str = ""
+
+
+def _thinned(times: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+    """``count`` iterations spread evenly over all, so that drift shows as it was."""
+    return times[np.linspace(0, len(times) - 1, count).astype(np.int64)]
 
 
 def summarise(trace: Trace, samples: Mapping[int, Samples], place: Place) -> list[TimeRow]:
@@ -288,9 +333,12 @@ def _serve(connection: Connection, path: str, cpu: CpuDevice, trust: bool) -> No
             while True:
                 message = connection.recv()
                 if message[0] == "time":
-                    connection.send(("samples", loop.samples(message[1], message[2])))
+                    _, program, seconds, kernels = message
+                    connection.send(("samples", loop.samples(program, seconds, kernels)))
                 else:
-                    loop.run_until(message[1], connection.poll)
+                    _, program, kernels = message
+                    connection.send(("looping",))
+                    loop.run_until(program, connection.poll, kernels)
                     connection.recv()
                     connection.send(("stopped",))
     except TesseraError as problem:

@@ -1,47 +1,32 @@
-"""What it costs to hand bytes from one CPU worker to another.
+"""What the times of single transfers say of a link: latency and rate, how well the two describe it, and where not.
 
-The mechanics are the executor's own (``tessera_core.execute.arena``): the sender copies into a region of shared
-memory and writes *filled* into the receiver's inbox, the receiver reads in place and writes *drained* into the
-sender's. Both ends read one monotonic clock, so a one-way transfer is timed as it is, not as half a round trip.
+A plan has one line per link, ``latency + bytes / bandwidth``. The line is fitted to the median of every size in
+*relative* error, so that small messages count as much as large ones; the error at each size is kept, and a link that
+two lines describe much better (a protocol that changes with the size) says so and where.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from tessera_core.devices.cpu import CpuDevice
-from tessera_core.execute.arena import SPIN_US, Inbox, Kind, Message, create_arena, map_arena
-from tessera_core.execute.process import Child, child
-from tessera_core.profile.times import LinkRow
-from tessera_formats.errors import DeviceLostError
-
 SIZES_BYTES = tuple(4096 << (2 * step) for step in range(6))
 """4 KiB to 4 MiB, from a small activation to a large one."""
 
-REGIONS = 4
-"""Regions used in turn, one for each slot of a pipeline."""
+FINE_SIZES_BYTES = tuple(4096 << step for step in range(13))
+"""4 KiB to 16 MiB in factors of two, where a protocol may change with the size."""
 
-LEAST_ROUNDS = 20
-"""Messages of each size, even where the budget is over before: enough for a median."""
+LEAST_IN_REGIME = 3
+"""Sizes that a regime must span: two points lie on a line whatever they are."""
 
-TRANSPORT = "shared-memory"
+BENT = 0.1
+"""One line is off by more than this at some size before a second one is looked for."""
 
-# Between two messages the sender stays off the link this long: an idle receiver has gone to sleep by then, so
-# that waking it is part of the latency.
-_PAUSE_S = 2 * SPIN_US * 1e-6
-
-# Messages read and written to time a busy end; a few milliseconds in all.
-_READS = 2_000
+BETTER = 0.5
+"""Two regimes are believed where they leave less than this share of the largest error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +40,51 @@ class Line:
         """The line's value."""
         return self.intercept_us + size_bytes / self.bytes_per_us
 
+    @property
+    def gbit_per_s(self) -> float:
+        """The rate of large transfers."""
+        return self.bytes_per_us * 8e-3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkSamples:
-    """Times of single messages in microseconds, shape (messages,).
+class SizeFit:
+    """The line through the median times of several sizes (ascending), and what it leaves.
 
-    ``copy_us``: until the bytes lie in the region. ``post_us``: of telling the receiver. ``wake_us``: from then
-    until the receiver has the message. ``read_us``, ``answer_us``: what a busy end pays for reading a message that
-    is there already, and for answering; any shape.
+    ``regimes``: the lines below and from ``bend_bytes`` on, where they describe the link much better than one.
     """
 
-    size_bytes: npt.NDArray[np.int64]
-    copy_us: npt.NDArray[np.float64]
-    post_us: npt.NDArray[np.float64]
-    wake_us: npt.NDArray[np.float64]
-    read_us: npt.NDArray[np.float64]
-    answer_us: npt.NDArray[np.float64]
+    line: Line
+    sizes_bytes: tuple[int, ...]
+    times_us: tuple[float, ...]
+    samples: int
+    regimes: tuple[Line, Line] | None = None
+    bend_bytes: int = 0
+
+    @property
+    def residuals(self) -> tuple[float, ...]:
+        """Per size: by which share the line is above (or below) the median time."""
+        return _residuals(self.line, self.sizes_bytes, self.times_us)
+
+    @property
+    def residual(self) -> float:
+        """Median size of the relative error."""
+        return float(np.median(np.abs(self.residuals)))
+
+    def describe(self) -> str:
+        """Median time and error of every size, and the regimes, in words."""
+        points = ", ".join(
+            f"{size_text(size)} {_time_text(time)} us ({residual:+.0%})"
+            for size, time, residual in zip(self.sizes_bytes, self.times_us, self.residuals, strict=True)
+        )
+        if self.regimes is None:
+            return f"median times and the line's error: {points}"
+        below, above = (
+            f"{_time_text(line.intercept_us)} us and {line.gbit_per_s:,.1f} Gbit/s" for line in self.regimes
+        )
+        return (
+            f"two regimes, {below} below {size_text(self.bend_bytes)}, {above} from there on;"
+            f" median times and the single line's error: {points}"
+        )
 
 
 def fit_line(sizes_bytes: Sequence[float], times_us: Sequence[float]) -> Line:
@@ -88,183 +102,55 @@ def fit_line(sizes_bytes: Sequence[float], times_us: Sequence[float]) -> Line:
     return Line(float(intercept), 1 / float(slope))
 
 
-def fit_link(samples: LinkSamples, device_type: str) -> LinkRow:
-    """A link row from single messages: the line through the median copy times, and medians of the rest.
-
-    ``residual`` is the median relative error of predicted one-way times over the sizes.
-    """
-    sizes = np.unique(samples.size_bytes)
-    whole = samples.copy_us + samples.post_us + samples.wake_us
-    copies = [float(np.median(samples.copy_us[samples.size_bytes == size])) for size in sizes]
-    totals = np.array([np.median(whole[samples.size_bytes == size]) for size in sizes])
-    line = fit_line([float(size) for size in sizes], copies)
-    read_us = float(np.median(samples.read_us))
-    row = LinkRow(
-        source=device_type,
-        destination=device_type,
-        latency_us=float(np.median(samples.wake_us)),
-        gbit_per_s=line.bytes_per_us * 8e-3,
-        send_us=line.intercept_us + float(np.median(samples.post_us)) + read_us,
-        receive_us=read_us + float(np.median(samples.answer_us)),
-        occupies_sender=True,
-        samples=len(samples.size_bytes),
-        residual=0.0,
-        origin="measured",
-        transport=TRANSPORT,
-    )
-    predicted = np.array([row.transfer_us(int(size)) for size in sizes])
-    return replace(row, residual=float(np.median(np.abs(predicted / totals - 1))))
+def fit_sizes(size_bytes: npt.NDArray[np.int64], time_us: npt.NDArray[np.float64]) -> SizeFit:
+    """The fit of single transfers, shapes (transfers,): a line through each size's median, which a few
+    interrupted transfers do not move."""
+    sizes = [int(size) for size in np.unique(size_bytes)]
+    medians = [float(np.median(time_us[size_bytes == size])) for size in sizes]
+    line = fit_line(sizes, medians)
+    whole = SizeFit(line=line, sizes_bytes=tuple(sizes), times_us=tuple(medians), samples=len(size_bytes))
+    return _bent(whole) or whole
 
 
-def measure_link(sender: CpuDevice, receiver: CpuDevice, device_type: str, seconds: float) -> LinkRow:
-    """Measure messages of 4 KiB to 4 MiB between two pinned processes for about ``seconds``.
-
-    Raises :class:`DeviceLostError` where one of the processes dies.
-    """
-    descriptor = create_arena(REGIONS * max(SIZES_BYTES))
-    inboxes = [os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) for _ in range(2)]
-    try:
-        with ExitStack() as stack:
-            ends = []
-            for number, (cpu, work) in enumerate(((sender, _send), (receiver, _receive))):
-                far = _FarEnd(
-                    cpu=cpu, arena=descriptor, inbox=inboxes[number][0], other=inboxes[1 - number][1]
-                )
-                passed = (far.arena, far.inbox, far.other)
-                ends.append(_NearEnd(cpu, stack.enter_context(child(work, far, seconds, pass_fds=passed))))
-            sent, answered = _exchange(ends)
-    finally:
-        for number in (descriptor, *inboxes[0], *inboxes[1]):
-            os.close(number)
-    stamps, (woken, read_ns, answer_ns) = np.array(sent, dtype=np.int64), answered
-    return fit_link(
-        LinkSamples(
-            size_bytes=stamps[:, 0],
-            copy_us=(stamps[:, 2] - stamps[:, 1]) / 1e3,
-            post_us=(stamps[:, 3] - stamps[:, 2]) / 1e3,
-            wake_us=np.maximum(np.array(woken, dtype=np.int64) - stamps[:, 3], 0) / 1e3,
-            read_us=np.array(read_ns) / 1e3,
-            answer_us=np.array(answer_ns) / 1e3,
-        ),
-        device_type,
+def _bent(fit: SizeFit) -> SizeFit | None:
+    """The fit with two regimes, cut where they leave least; None where one line does nearly as well."""
+    sizes, times = fit.sizes_bytes, fit.times_us
+    worst = max(map(abs, fit.residuals))
+    cuts = range(LEAST_IN_REGIME, len(sizes) - LEAST_IN_REGIME + 1)
+    if worst <= BENT or not cuts:
+        return None
+    found: list[tuple[float, int, tuple[Line, Line]]] = []
+    for cut in cuts:
+        lines = fit_line(sizes[:cut], times[:cut]), fit_line(sizes[cut:], times[cut:])
+        left = (
+            *_residuals(lines[0], sizes[:cut], times[:cut]),
+            *_residuals(lines[1], sizes[cut:], times[cut:]),
+        )
+        found.append((max(map(abs, left)), cut, lines))
+    least, cut, lines = min(found, key=lambda item: item[0])
+    if least > BETTER * worst:
+        return None
+    return SizeFit(
+        line=fit.line,
+        sizes_bytes=sizes,
+        times_us=times,
+        samples=fit.samples,
+        regimes=lines,
+        bend_bytes=sizes[cut],
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FarEnd:
-    """What a measuring process works with: its CPU, and descriptors of arena, inbox, and the other's inbox."""
-
-    cpu: CpuDevice
-    arena: int
-    inbox: int
-    other: int
-
-    def start(self, connection: Connection) -> Inbox:
-        """Say ready, and wait for the other to be up as well."""
-        inbox = Inbox(self.inbox, connection.fileno(), SPIN_US)
-        connection.send("ready")
-        connection.recv()
-        return inbox
-
-    def post(self, kind: Kind, number: int) -> None:
-        """Write a message into the other's inbox."""
-        os.write(self.other, Message(kind=kind, number=number).encode())
+def _residuals(line: Line, sizes: Sequence[int], times: Sequence[float]) -> tuple[float, ...]:
+    return tuple(line.time_us(size) / time - 1 for size, time in zip(sizes, times, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class _NearEnd:
-    """A measuring process as its parent sees it."""
-
-    cpu: CpuDevice
-    child: Child
+def _time_text(time_us: float) -> str:
+    return f"{time_us:,.1f}" if time_us < 100 else f"{time_us:,.0f}"
 
 
-def _exchange(ends: Sequence[_NearEnd]) -> list[Any]:
-    """Let both processes run to their end: what the sender and the receiver found."""
-    _answers(ends)
-    for end in reversed(ends):
-        with suppress(BrokenPipeError, ConnectionResetError):  # its end is found below
-            end.child.connection.send("go")
-    return _answers(ends)
-
-
-def _answers(ends: Sequence[_NearEnd]) -> list[Any]:
-    """The next answer of each process; raises :class:`DeviceLostError` where one is gone instead."""
-    found: dict[int, Any] = {}
-    while len(found) < len(ends):
-        waiting = {id(e.child.connection): n for n, e in enumerate(ends) if n not in found}
-        for ready in wait([ends[number].child.connection for number in waiting.values()]):
-            number = waiting[id(ready)]
-            try:
-                found[number] = ends[number].child.connection.recv()
-            except (EOFError, OSError) as problem:
-                raise _lost(ends[number]) from problem
-    return [found[number] for number in range(len(ends))]
-
-
-def _lost(end: _NearEnd) -> DeviceLostError:
-    with suppress(subprocess.TimeoutExpired):
-        end.child.process.wait(1)
-    return DeviceLostError(
-        f"the worker on {end.cpu.name} was lost while its link was measured"
-        f" (exit code {end.child.process.returncode}); run tessera profile again"
-    )
-
-
-def _send(connection: Connection, end: _FarEnd, seconds: float) -> None:
-    end.cpu.pin()
-    import torch  # late, as the affinity must be set before; the executor copies with it
-
-    torch.set_num_threads(1)
-    whole = max(SIZES_BYTES)
-    memory = memoryview(map_arena(end.arena, REGIONS * whole))
-    with torch.inference_mode():
-        arena = torch.frombuffer(memory, dtype=torch.uint8)
-        regions = [arena[number * whole : (number + 1) * whole] for number in range(REGIONS)]
-        source = torch.randint(0, 256, (whole,), dtype=torch.uint8)
-        inbox = end.start(connection)
-        now = time.perf_counter_ns
-        stamps: list[tuple[int, int, int, int]] = []
-        until = time.perf_counter() + seconds
-        while len(stamps) < LEAST_ROUNDS * len(SIZES_BYTES) or time.perf_counter() < until:
-            for size in SIZES_BYTES:
-                number = len(stamps) % REGIONS
-                time.sleep(_PAUSE_S)
-                source[:size].max()  # just computed: in the sender's cache, as an activation would be
-                begun = now()
-                regions[number][:size].copy_(source[:size])
-                copied = now()
-                end.post(Kind.FILLED, number)
-                stamps.append((size, begun, copied, now()))
-                inbox.wait()  # for the answer
-    end.post(Kind.STOP, 0)
-    connection.send(stamps)
-
-
-def _receive(connection: Connection, end: _FarEnd, seconds: float) -> None:
-    end.cpu.pin()
-    inbox = end.start(connection)
-    now = time.perf_counter_ns
-    woken: list[int] = []
-    while (message := inbox.wait()[0]).kind is Kind.FILLED:
-        woken.append(now())
-        end.post(Kind.DRAINED, message.number)
-    connection.send((woken, *_busy_times()))
-
-
-def _busy_times() -> tuple[list[int], list[int]]:
-    """Nanoseconds of reading a message that is there already, and of writing one that nobody waits for."""
-    read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    inbox = Inbox(read, read, 0.0)
-    now = time.perf_counter_ns
-    read_ns, write_ns = [], []
-    for number in range(_READS):
-        begun = now()
-        os.write(write, Message(kind=Kind.DRAINED, number=number).encode())
-        written = now()
-        inbox.read()
-        read_ns.append(now() - written)
-        write_ns.append(written - begun)
-    os.close(read)
-    os.close(write)
-    return read_ns, write_ns
+def size_text(size_bytes: int) -> str:
+    """A size as people write it: 64 KiB, 4 MiB."""
+    for unit, power in (("MiB", 20), ("KiB", 10)):
+        if size_bytes >= 1 << power and size_bytes % (1 << power) == 0:
+            return f"{size_bytes >> power} {unit}"
+    return f"{size_bytes} B"

@@ -1,6 +1,8 @@
-"""Replaying a trace's programs whole, over and over, with a timestamp at every kernel boundary.
+"""Replaying a trace's programs, whole or a run of their kernels, over and over, with a timestamp at every kernel
+boundary.
 
-Runs inside a pinned worker process (see ``measure_cpu``); this is the only module of profiling that needs torch.
+Runs inside a pinned worker process (see ``cpu``). Where only some kernels are replayed, those before
+them ran once, and what they made is put back where a kernel overwrites it.
 """
 
 from __future__ import annotations
@@ -49,6 +51,13 @@ class _Slot:
         for tensor, value in self.resets:
             tensor.copy_(value)
 
+    def keeping(self, buffers: set[int]) -> _Slot:
+        """This slot, with ``buffers`` put back as they are now too."""
+        contents = [
+            torch.empty(0, dtype=torch.uint8).set_(self.memory.storage(buffer)) for buffer in sorted(buffers)
+        ]
+        return _Slot(self.memory, (*self.resets, *((content, content.clone()) for content in contents)))
+
 
 class ReplayLoop:
     """All programs of a trace, ready to be replayed on random weights, inputs and state."""
@@ -56,6 +65,7 @@ class ReplayLoop:
     def __init__(self, trace: Trace, trusted: bool, seed: int) -> None:
         wanted = {buffer for program in trace.programs for buffer in shared_buffers(trace, program)}
         shared = materialise_weights(trace, wanted, trusted=trusted)
+        self._trace = trace
         self._runners: list[list[KernelRunner]] = []
         self._slots: list[Sequence[_Slot]] = []
         for program in trace.programs:
@@ -66,12 +76,16 @@ class ReplayLoop:
                 [_slot(trace, program, shared, seed, number) for number in range(slots_of(trace, program))]
             )
 
-    def samples(self, program: int, seconds: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Replay for about ``seconds``: nanoseconds of every kernel, and which iterations were disturbed.
+    def samples(
+        self, program: int, seconds: float, kernels: range | None = None
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Replay ``kernels`` (default: all) for about ``seconds``: nanoseconds of each, and which iterations were
+        disturbed.
 
         Shapes (iterations, kernels) and (iterations,). An iteration is disturbed where the system gave the CPU
         to something else in the middle of it.
         """
+        stretch = self._stretch(program, kernels)
         rows: list[list[int]] = []
         switches: list[int] = []
         gc.collect()
@@ -80,39 +94,73 @@ class ReplayLoop:
             warm_until = time.perf_counter() + seconds / 10
             warmed = 0
             while warmed < WARM_UP_ITERATIONS or time.perf_counter() < warm_until:
-                self._iterate(program, warmed)
+                stretch.iterate(warmed)
                 warmed += 1
             switches.append(_switches())
             until = time.perf_counter() + seconds * 0.9
             while len(rows) < LEAST_ITERATIONS or (
                 time.perf_counter() < until and len(rows) < MOST_ITERATIONS
             ):
-                rows.append(self._iterate(program, len(rows)))
+                rows.append(stretch.iterate(len(rows)))
                 switches.append(_switches())
         finally:
             gc.enable()
         stamps = np.array(rows, dtype=np.int64)
         return stamps[:, 1:] - stamps[:, :-1], np.diff(np.array(switches)) > 0
 
-    def run_until(self, program: int, stop: Callable[[], bool]) -> None:
-        """Replay ``program`` until ``stop`` says so; it is asked after each iteration."""
+    def run_until(self, program: int, stop: Callable[[], bool], kernels: range | None = None) -> None:
+        """Replay ``kernels`` (default: all) until ``stop`` says so; it is asked after each iteration."""
+        stretch = self._stretch(program, kernels)
         number = 0
         while not stop():
-            self._iterate(program, number)
+            stretch.iterate(number)
             number += 1
 
-    def _iterate(self, program: int, number: int) -> list[int]:
+    def _stretch(self, program: int, kernels: range | None) -> _Stretch:
+        runners = self._runners[program]
+        if kernels is None or len(kernels) == len(runners):
+            return _Stretch(runners, self._slots[program])
+        before = _Stretch(runners[: kernels.start], self._slots[program])
+        taken = _taken_buffers(self._trace, self._trace.programs[program], kernels)
+        slots = []
+        for number, slot in enumerate(before.slots):
+            before.iterate(number)
+            slots.append(slot.keeping(taken))
+        return _Stretch(runners[kernels.start : kernels.stop], slots)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Consecutive kernels, and the memories that they are replayed on in turn."""
+
+    runners: Sequence[KernelRunner]
+    slots: Sequence[_Slot]
+
+    def iterate(self, number: int) -> list[int]:
         """One iteration on the next slot; the time at each kernel boundary, one more than kernels."""
-        slots = self._slots[program]
-        slot = slots[number % len(slots)]
+        slot = self.slots[number % len(self.slots)]
         slot.reset()
         memory = slot.memory
         now = time.perf_counter_ns
         stamps = [now()]
-        for runner in self._runners[program]:
+        for runner in self.runners:
             runner(memory)
             stamps.append(now())
         return stamps
+
+
+def _taken_buffers(trace: Trace, program: Program, kernels: range) -> set[int]:
+    """Buffers made by other kernels that ``kernels`` write in place: the next iteration wants them as they were."""
+    defined: set[int] = set()
+    taken: set[int] = set()
+    for op in program.ops:
+        if op.kernel not in kernels:
+            continue
+        read = {trace.tensors[tensor].buffer for tensor in op.inputs}
+        written = {trace.tensors[tensor].buffer for tensor in op.outputs}
+        taken |= (read & written) - defined
+        defined |= written
+    return {buffer for buffer in taken if trace.buffers[buffer].kind in ("activation", "output")}
 
 
 def _switches() -> int:

@@ -63,7 +63,7 @@ class RecordedStage:
             nodes = read_execution_trace(self.execution_trace, chosen.ops, self.path)
             recorded = with_storages(chosen, nodes)
         trace = self._trace(chosen, recorded, self._type_note(profile, chosen))
-        target = f"recorded-{gpu_type}"
+        target = "recorded-" + gpu_type.replace("/", "-").replace("=", "")  # a folder's name
         tables = {
             f"targets/{target}/{name}": table for name, table in _target(profile, chosen, gpu_type).items()
         }

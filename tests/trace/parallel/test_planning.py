@@ -15,9 +15,9 @@ from tessera_core.execute.stage import RunStage
 from tessera_core.plan.evaluate import defects, structure_defects
 from tessera_core.plan.ir import load_plan
 from tessera_core.plan.stage import PartitionStage
+from tessera_core.profile.merge import load_profiles
 from tessera_core.profile.model.collective import Collective, collective_time, collectives
 from tessera_core.profile.stage import ProfileStage
-from tessera_core.profile.times import load_profiles
 from tessera_core.program.store import load_trace, trace_tables
 from tessera_formats.errors import InputError
 from tessera_formats.trace import write_trace

@@ -7,35 +7,13 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tessera_core.devices.cpu import CpuDevice
 from tessera_core.execute.process import child
-from tessera_core.profile.measure import links
-from tessera_core.profile.measure.links import SIZES_BYTES, LinkSamples, fit_line, fit_link
+from tessera_core.profile.measure import links_shared_memory as links
+from tessera_core.profile.measure.links import SIZES_BYTES
+from tessera_core.profile.measure.links_shared_memory import LinkSamples, fit_link
 from tessera_formats.errors import DeviceLostError
-
-
-@given(st.floats(0.1, 1000), st.floats(10, 1e6))
-def test_a_fit_recovers_the_line_it_was_drawn_from(intercept_us: float, bytes_per_us: float) -> None:
-    line = fit_line(SIZES_BYTES, [intercept_us + size / bytes_per_us for size in SIZES_BYTES])
-    for size in SIZES_BYTES:
-        assert math.isclose(line.time_us(size), intercept_us + size / bytes_per_us, rel_tol=1e-6)
-
-
-def test_a_fit_recovers_a_noisy_line_within_the_noise() -> None:
-    noise = np.random.default_rng(1).normal(1.0, 0.02, 6000)
-    sizes = np.tile(SIZES_BYTES, 1000)
-    line = fit_line(list(sizes), list((12.0 + sizes / 30_000) * noise))
-    assert math.isclose(line.intercept_us, 12.0, rel_tol=0.02)
-    assert math.isclose(line.bytes_per_us, 30_000, rel_tol=0.02)
-
-
-def test_a_fit_never_gives_a_negative_latency() -> None:
-    line = fit_line([1000, 2000, 4000], [0.5, 2.0, 8.0])  # grows faster than a line
-    assert line.intercept_us == 0.0
-    assert line.bytes_per_us > 0
 
 
 def samples() -> LinkSamples:
@@ -71,7 +49,7 @@ def test_the_residual_says_how_far_the_line_is_off() -> None:
 @pytest.mark.serial
 def test_a_link_between_two_workers_is_measured() -> None:
     from tessera_core.devices.cpu import cpu_device, usable_cpus
-    from tessera_core.profile.measure.links import measure_link
+    from tessera_core.profile.measure.links_shared_memory import measure_link
 
     if len(usable_cpus()) < 2:
         pytest.skip("needs two CPUs: this process may use one")
