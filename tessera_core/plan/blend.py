@@ -7,7 +7,6 @@ them, what one placement costs in which a third of the layers follows it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import permutations
 
 import numpy as np
@@ -43,7 +42,9 @@ def blended(model: CutModel, mixed: Mixed, enough_us: float) -> Placement:
     shares = mixed.shares[kept] / mixed.shares[kept].sum()
     order = program_order(model.problem)
     sequences = [list(sequence) for sequence in permutations(range(len(kept)))]
-    ends = [np.round(np.cumsum(shares[sequence])[:-1] * len(order)).astype(np.int64) for sequence in sequences]
+    ends = [
+        np.round(np.cumsum(shares[sequence])[:-1] * len(order)).astype(np.int64) for sequence in sequences
+    ]
     banded = np.concatenate(
         [_banded(choices[sequence], order, end[None]) for sequence, end in zip(sequences, ends, strict=True)]
     )
@@ -60,15 +61,13 @@ def blended(model: CutModel, mixed: Mixed, enough_us: float) -> Placement:
 
 
 def objectives(model: CutModel, devices: Devices) -> Floats:
-    """Rate-weighted interval of each placement; what is over in memory makes it larger than any that fits."""
+    """Interval of each placement; what is over in memory makes it larger than any that fits."""
     return _objectives(model, model.loads_of(devices))
 
 
 def _objectives(model: CutModel, loads: Floats) -> Floats:
     problem, resources = model.problem, model.resources
-    total = np.zeros(len(loads))
-    for p, rate in enumerate(problem.rates):
-        total += rate * loads[:, list(resources.rows(p))].max(axis=1)
+    total: Floats = loads[:, resources.bounding].max(axis=1)
     for index, (size, _) in enumerate(problem.domains):
         over = np.maximum(loads[:, resources.memory(index)] / max(size, 1) - 1, 0.0)
         total += np.where(over > 0, 1e12 * (1 + over), 0.0)
@@ -94,7 +93,8 @@ def _banded(choices: Devices, order: Devices, ends: Devices) -> Devices:
     at = np.empty(len(order), dtype=np.int64)
     at[order] = np.arange(len(order))
     band = (at[None, :, None] >= np.sort(ends, axis=1)[:, None, :]).sum(axis=2)
-    return choices[band, np.arange(len(order))[None, :]]
+    banded: Devices = choices[band, np.arange(len(order))[None, :]]
+    return banded
 
 
 def _moved(

@@ -28,7 +28,7 @@ PULL = 0.5
 class Mixed:
     """A mix of placements and what it shows.
 
-    ``shares`` sum to one over ``placements``; ``objective_us``: rate-weighted interval of the mix, infinite where no
+    ``shares`` sum to one over ``placements``; ``objective_us``: interval of the mix, infinite where no
     mix of what was found fits in memory; ``bound_us``: no placement, nor any mix, has less.
     ``weights``: the prices that show the bound, per resource.
     """
@@ -41,51 +41,45 @@ class Mixed:
     weights: Floats
 
 
-def whole_floors_us(problem: Problem, copies: Sequence[int]) -> Floats:
-    """What each program's interval is at least because kernels are whole: of kernels that are alike, each of so many
-    devices takes a whole number."""
-    floors = np.zeros(len(problem.programs))
-    for p in range(len(problem.programs)):
-        alike = Counter(
-            unit.times[p]
-            for unit in problem.units
-            if not unit.replicable and all(time > 0 for time in unit.times[p])
-        )
-        for times, count in alike.items():
-            steps = {times[d] * k for d, most in enumerate(copies) for k in range(1, -(-count // most) + 1)}
-            for interval in sorted(steps):
-                slack = interval * (1 + 1e-9)
-                if sum(most * int(slack / times[d]) for d, most in enumerate(copies)) >= count:
-                    floors[p] = max(floors[p], interval)
-                    break
-    return floors
+def whole_floor_us(problem: Problem, copies: Sequence[int]) -> float:
+    """What the interval is at least because kernels are whole: of kernels that are alike, each of so many devices
+    takes a whole number."""
+    floor = 0.0
+    alike = Counter(
+        times
+        for unit, times in zip(problem.units, problem.cycle_times, strict=True)
+        if not unit.replicable and all(time > 0 for time in times)
+    )
+    for times, count in alike.items():
+        steps = {times[d] * k for d, most in enumerate(copies) for k in range(1, -(-count // most) + 1)}
+        for interval in sorted(steps):
+            slack = interval * (1 + 1e-9)
+            if sum(most * int(slack / times[d]) for d, most in enumerate(copies)) >= count:
+                floor = max(floor, interval)
+                break
+    return floor
 
 
-def mix(
-    model: CutModel, starts: Sequence[Placement], gap: float, floors_us: Floats | None = None
-) -> Mixed:
-    """The best mix, to within ``gap`` of its bound; no program's interval is less than its ``floors_us``.
+def mix(model: CutModel, starts: Sequence[Placement], gap: float, floor_us: float = 0.0) -> Mixed:
+    """The best mix, to within ``gap`` of its bound; no interval is less than ``floor_us``.
 
     Memory counts as if the mix held its placements in proportion: what a bound may assume, and a plan may not.
     """
     problem, resources = model.problem, model.resources
     capacity = np.array([size for size, _ in problem.domains], dtype=float)
-    memory = slice(resources.memory(0), resources.memory(0) + len(problem.domains))
+    memory = slice(resources.memory(0), resources.memory(len(problem.domains)))
     placements = list(dict.fromkeys(starts))
     loads = model.loads(placements)
-    floors = np.zeros(len(problem.programs)) if floors_us is None else floors_us
     best: Floats | None = None
     bound = 0.0
     objective, shares = np.inf, np.zeros(len(placements))
     for _ in range(ROUNDS):
-        objective, shares, prices = _master(model, loads, capacity, floors)
+        objective, shares, prices = _master(model, loads, capacity, floor_us)
         weights = prices if best is None else best + PULL * (prices - best)
         for tried in (weights, prices):
             found, least = model.least(tried)
-            free = np.array(problem.rates) - np.array(
-                [tried[list(resources.rows(p))].sum() for p in range(len(problem.programs))]
-            )
-            value = least - float(tried[memory] @ capacity) + float(np.maximum(free, 0.0) @ floors)
+            free = max(1.0 - float(tried[resources.bounding].sum()), 0.0)
+            value = least - float(tried[memory] @ capacity) + free * floor_us
             if value > bound:
                 bound, best = value, tried
             new = [placement for placement in found if placement not in placements]
@@ -98,7 +92,7 @@ def mix(
         if np.isfinite(objective) and objective <= bound * (1 + gap):
             break
     if len(shares) < len(placements):
-        objective, shares, _ = _master(model, loads, capacity, floors)
+        objective, shares, _ = _master(model, loads, capacity, floor_us)
     return Mixed(
         placements=tuple(placements),
         loads=loads,
@@ -110,58 +104,33 @@ def mix(
 
 
 def _master(
-    model: CutModel, loads: Floats, capacity: Floats, floors: Floats
+    model: CutModel, loads: Floats, capacity: Floats, floor_us: float
 ) -> tuple[float, Floats, Floats]:
-    """Least rate-weighted interval of a mix, its shares, and the price of each resource."""
+    """Least interval of a mix, its shares, and the price of each resource."""
     from scipy.optimize import linprog
 
-    problem, resources = model.problem, model.resources
-    count, programs = len(loads), len(problem.programs)
-    scale = max(float(np.mean(loads[:, : 5 * programs].max(axis=1))), 1e-9)
-    rows, limits, columns = [], [], []
-    for p in range(programs):
-        for column in resources.rows(p):
-            row = np.zeros(count + programs + 1)
-            row[:count] = loads[:, column] / scale
-            row[count + p] = -1.0
-            rows.append(row)
-            limits.append(0.0)
-            columns.append(column)
-    for domain, size in enumerate(capacity):
-        row = np.zeros(count + programs + 1)
-        row[:count] = loads[:, resources.memory(domain)] / max(size, 1.0)
-        row[-1] = -1.0  # what is over, at a price that no plan pays
-        rows.append(row)
-        limits.append(1.0)
-        columns.append(resources.memory(domain))
-    costs = np.concatenate([np.zeros(count), np.array(problem.rates, dtype=float), [1e3 * sum(problem.rates)]])
-    total = np.concatenate([np.ones(count), np.zeros(programs + 1)])
+    resources, count = model.resources, len(loads)
+    times = loads[:, resources.bounding]
+    scale = max(float(np.mean(times.max(axis=1))), 1e-9)
+    sizes = np.maximum(capacity, 1.0)
+    held = loads[:, resources.memory(0) : resources.memory(len(capacity))]
+    # Columns: the shares, the interval, and what is over in memory at a price that no plan pays.
+    busy = np.hstack([times.T / scale, np.tile([-1.0, 0.0], (times.shape[1], 1))])
+    full = np.hstack([(held / sizes).T, np.tile([0.0, -1.0], (len(capacity), 1))])
     solved = linprog(
-        costs,
-        A_ub=np.array(rows),
-        b_ub=np.array(limits),
-        A_eq=total[None],
+        [*np.zeros(count), 1.0, 1e3],
+        A_ub=np.vstack([busy, full]),
+        b_ub=[*np.zeros(len(busy)), *np.ones(len(full))],
+        A_eq=[[*np.ones(count), 0.0, 0.0]],
         b_eq=[1.0],
-        bounds=[(0, None)] * count + [(floor / scale, None) for floor in floors] + [(0, None)],
+        bounds=[*[(0, None)] * count, (floor_us / scale, None), (0, None)],
         method="highs",
     )
     assert solved.status == 0, solved.message
     prices = np.zeros(resources.count)
     duals = np.maximum(-solved.ineqlin.marginals, 0.0)
-    for column, dual in zip(columns, duals, strict=True):
-        of_memory = column >= resources.memory(0)
-        size = capacity[column - resources.memory(0)] if of_memory else 1.0
-        prices[column] = dual * scale / max(size, 1.0) if of_memory else dual
-    over = solved.x[-1] > 1e-9
-    value = float(np.array(problem.rates) @ solved.x[count : count + programs]) * scale
-    return (np.inf if over else value), solved.x[:count], _normed(model, prices)
-
-
-def _normed(model: CutModel, prices: Floats) -> Floats:
-    """Prices whose sum over a program's rows is its rate at most, as the bound needs; rounding may have passed it."""
-    for p, rate in enumerate(model.problem.rates):
-        rows = list(model.resources.rows(p))
-        total = prices[rows].sum()
-        if total > rate:
-            prices[rows] *= rate / total
-    return prices
+    # Prices of all that bounds the interval sum to one at most, as the bound needs; rounding may have passed it.
+    prices[resources.bounding] = duals[: len(busy)] / max(duals[: len(busy)].sum(), 1.0)
+    prices[resources.memory(0) : resources.memory(len(capacity))] = duals[len(busy) :] * scale / sizes
+    value = float(solved.x[count]) * scale
+    return (np.inf if solved.x[-1] > 1e-9 else value), solved.x[:count], prices

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,40 +33,37 @@ LARGEST_CAPACITY = 1 << 29
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Columns of the cost model: per program the load of each device, of each directed link, and the fed path
-    over the slots; then memory per domain; then per program the serial latency."""
+    """Columns of the cost model: over a cycle the load of each device, of each directed link, and the fed paths
+    over the slots; then memory per domain; then the serial latency."""
 
-    programs: int
     domains: int
 
-    def load(self, program: int, device: int) -> int:
-        """Of a device, in microseconds per iteration."""
-        return program * 5 + device
+    bounding: ClassVar[slice] = slice(0, 5)
+    """Those that bound the interval of the cycle from below."""
+    path: ClassVar[int] = 4
+    """Of the fed paths, over the slots."""
 
-    def link(self, program: int, source: int) -> int:
+    def load(self, device: int) -> int:
+        """Of a device, in microseconds."""
+        return device
+
+    def link(self, source: int) -> int:
         """Of the link that leaves ``source``."""
-        return program * 5 + 2 + source
-
-    def path(self, program: int) -> int:
-        """Of the fed path, over the slots."""
-        return program * 5 + 4
+        return 2 + source
 
     def memory(self, domain: int) -> int:
         """Of a memory domain, in bytes."""
-        return self.programs * 5 + domain
+        return 5 + domain
 
-    def serial(self, program: int) -> int:
+    @property
+    def serial(self) -> int:
         """Serial latency."""
-        return self.programs * 5 + self.domains + program
+        return 5 + self.domains
 
     @property
     def count(self) -> int:
         """How many there are."""
-        return self.programs * 6 + self.domains
-
-    def rows(self, program: int) -> range:
-        """Those that bound the interval of a program from below."""
-        return range(program * 5, program * 5 + 5)
+        return 6 + self.domains
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +73,8 @@ class CutModel:
     ``on[d][u]``: the node that says whether unit u runs on device d. An arc is severed where its tail is labelled
     0 and its head 1; ``costs`` (sparse, arcs by resources) says what that costs, ``tied_*`` are arcs that cannot be
     severed. ``members[d]`` (sparse, nodes of ``any_nodes[d]`` by all nodes): who has to run on device d for the
-    node to say so; ``life_nodes`` and ``life_members``: likewise for state writers, and who needs their state; a state that nobody else needs lives where the unit
-    ``life_leaders`` says.
+    node to say so; ``life_nodes`` and ``life_members``: likewise for state writers, and who needs their state; a
+    state that nobody else needs lives where the unit ``life_leaders`` says.
     """
 
     problem: Problem
@@ -226,7 +223,7 @@ def cut_model(problem: Problem, copies: tuple[int, int] = (1, 1), links: int = 0
     (0: one for every pair): with all of them, less than any device or link of a real placement does at most.
     """
     assert len(problem.devices) == 2, "cuts are between two devices"
-    resources = Resources(len(problem.programs), len(problem.domains))
+    resources = Resources(len(problem.domains))
     builder = _Builder(problem, resources, copies, links or copies[0] * copies[1], *_unit_nodes(problem))
     _compute(builder)
     _families(builder)
@@ -263,20 +260,11 @@ def _unit_nodes(problem: Problem) -> tuple[tuple[list[int], list[int]], int]:
 
 def _compute(builder: _Builder) -> None:
     resources = builder.resources
-    for index, unit in enumerate(builder.problem.units):
+    problem = builder.problem
+    for index, (unit, times) in enumerate(zip(problem.units, problem.cycle_times, strict=True)):
         for d in (0, 1):
-            builder.runs(
-                builder.on[d][index],
-                d,
-                [
-                    cost
-                    for p, times in enumerate(unit.times)
-                    for cost in (
-                        (resources.load(p, d), times[d] / builder.copies[d]),
-                        (resources.serial(p), times[d]),
-                    )
-                ],
-            )
+            costs = [(resources.load(d), times[d] / builder.copies[d]), (resources.serial, times[d])]
+            builder.runs(builder.on[d][index], d, costs)
         if unit.replicable:  # it runs somewhere
             builder.forbid(builder.on[1][index], builder.on[0][index])
 
@@ -301,38 +289,38 @@ def _families(builder: _Builder) -> None:
 def _transfers(builder: _Builder) -> None:
     problem, resources = builder.problem, builder.resources
     for flow in problem.flows:
-        p, size = flow.program, flow.size
+        size, often, rate = flow.size, problem.shipped(flow), problem.rates[flow.program]
         for s, d in ((0, 1), (1, 0)):
             needed, held = builder.any(flow.consumers, d), builder.on[d][flow.producer]
             costs = [
-                (resources.load(p, s), problem.send_us(size, s, d) / builder.copies[s]),
-                (resources.load(p, d), problem.receive_us(flow, s, d) / builder.copies[d]),
-                (resources.link(p, s), problem.link_us(size, s, d) / builder.links),
-                (resources.serial(p), problem.cross_us(size, s, d)),
+                (resources.load(s), often * problem.send_us(size, s, d) / builder.copies[s]),
+                (resources.load(d), often * problem.receive_us(flow, s, d) / builder.copies[d]),
+                (resources.link(s), often * problem.link_us(size, s, d) / builder.links),
+                (resources.serial, rate * problem.cross_us(size, s, d)),
                 *_memory(builder, d, problem.slots * size),
             ]
             builder.charge(*((held, needed) if d == 1 else (needed, held)), costs)
 
 
 def _paths(builder: _Builder) -> None:
-    """The fed path's kernels, and the cheapest way to cross along it."""
+    """The fed paths' kernels, and the cheapest way to cross along them."""
     problem, column = builder.problem, builder.resources.path
     largest: dict[tuple[int, int], int] = {}
     for flow in problem.flows:
         for unit in () if flow.feeds else flow.consumers:
             pair = (flow.producer, unit)
             largest[pair] = max(largest.get(pair, 0), flow.size)
-    for p, path in enumerate(problem.paths):
+    for p, (rate, path) in enumerate(zip(problem.rates, problem.paths, strict=True)):
         for unit in path:
             for d in (0, 1):
-                time = problem.units[unit].times[p][d] / problem.slots
-                builder.runs(builder.on[d][unit], d, [(column(p), time)])
+                time = rate * problem.units[unit].times[p][d] / problem.slots
+                builder.runs(builder.on[d][unit], d, [(column, time)])
         for pair in pairwise(path):
             if pair in largest:
                 least = min(problem.cross_us(largest[pair], s, d) for s, d in problem.links)
                 before, after = (builder.on[0][unit] for unit in pair)
                 for tail, head in ((before, after), (after, before)):
-                    builder.charge(tail, head, [(column(p), least / problem.slots)])
+                    builder.charge(tail, head, [(column, rate * least / problem.slots)])
 
 
 def _residents(builder: _Builder) -> None:
@@ -345,9 +333,9 @@ def _residents(builder: _Builder) -> None:
     for d in (0, 1):
         for resident in lasting:
             builder.runs(builder.any(resident.users, d), d, _memory(builder, d, resident.size))
-        for p, activations in enumerate(problem.activations):
-            overhead = problem.overheads[d]
-            costs = [(resources.load(p, d), overhead / builder.copies[d]), (resources.serial(p), overhead)]
+        for rate, activations in zip(problem.rates, problem.activations, strict=True):
+            overhead = rate * problem.overheads[d]
+            costs = [(resources.load(d), overhead / builder.copies[d]), (resources.serial, overhead)]
             memory = _memory(builder, d, activations.size * problem.slots)
             builder.runs(builder.any(activations.users, d), d, [*costs, *memory])
 

@@ -21,19 +21,33 @@ Devices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Of one placement: ``devices_us`` and ``wires_us`` per program and device or pair, ``path_us`` per program,
-    ``memory_bytes`` per domain."""
+    """Of one placement, over a cycle: ``devices_us`` per device, ``wires_us`` per pair, ``path_us`` of one slot's
+    iterations; ``memory_bytes`` per domain."""
 
     devices_us: Floats
     wires_us: Floats
-    path_us: Floats
+    path_us: float
     memory_bytes: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paths:
+    """The fed paths of all programs: their ``units`` with their ``times`` over a cycle, shape (units, devices), and
+    the steps along which something is handed on, ``rates`` times in a cycle: both ends and the largest size."""
+
+    units: Devices
+    times: Floats
+    before: Devices
+    after: Devices
+    sizes: Floats
+    rates: Floats
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadModel:
     """The arrays of a problem. Sparse matrices have a column per unit.
 
+    ``times``: over a cycle, shape (units, devices). ``flow_often``: how often a flow is shipped in one.
     ``writer_leader``: whose device a state writer takes where nobody else needs the state.
     """
 
@@ -42,7 +56,7 @@ class LoadModel:
     writers: Devices
     writer_leader: Devices
     writer_users: Any
-    flow_program: Devices
+    flow_often: Floats
     flow_producer: Devices
     flow_size: Floats
     flow_feeds: npt.NDArray[np.bool_]
@@ -56,12 +70,12 @@ class LoadModel:
     occupies: npt.NDArray[np.bool_]
     cross: Floats
     domain_of: Floats
-    paths: tuple[tuple[Devices, Devices, Devices, Floats], ...]
+    paths: Paths
 
     def runs(self, devices: Devices) -> npt.NDArray[np.bool_]:
         """Which unit runs where, shape (units, devices)."""
         count = len(self.problem.devices)
-        runs = devices[:, None] == np.arange(count)[None, :]
+        runs: npt.NDArray[np.bool_] = devices[:, None] == np.arange(count)[None, :]
         if len(self.writers):
             alone = runs[self.writer_leader]
             runs[self.writers] = False
@@ -73,9 +87,8 @@ class LoadModel:
     def load(self, devices: Devices) -> Load:
         """What a placement costs."""
         problem, count = self.problem, len(self.problem.devices)
-        programs = len(problem.programs)
         runs = self.runs(devices)
-        loads = np.einsum("pud,ud->pd", self.times, runs)
+        loads = (self.times * runs).sum(axis=0)
         held = runs[self.flow_producer]
         flows, to = np.nonzero((self.flow_users @ runs.astype(np.int32) > 0) & ~held)
         if count > 2:
@@ -83,15 +96,15 @@ class LoadModel:
             origin = np.argmin(away, axis=1)
         else:
             origin = 1 - to
-        p, size = self.flow_program[flows], self.flow_size[flows]
+        often, size = self.flow_often[flows], self.flow_size[flows]
         wire = size * self.copy[origin, to]
         busy = self.occupies[origin, to]
-        np.add.at(loads, (p, origin), self.send[origin, to] + np.where(busy, wire, 0.0))
-        np.add.at(loads, (p, to), np.where(self.flow_feeds[flows], 0.0, self.receive[origin, to]))
-        wires = np.zeros((programs, count, count))
-        np.add.at(wires, (p, origin, to), np.where(busy, 0.0, wire))
+        np.add.at(loads, origin, often * (self.send[origin, to] + np.where(busy, wire, 0.0)))
+        np.add.at(loads, to, often * np.where(self.flow_feeds[flows], 0.0, self.receive[origin, to]))
+        wires = np.zeros((count, count))
+        np.add.at(wires, (origin, to), often * np.where(busy, 0.0, wire))
         used = self.program_users @ runs.astype(np.int32) > 0
-        loads += used * np.array(problem.overheads)
+        loads += np.array(problem.rates) @ used * np.array(problem.overheads)
         held_bytes = ((self.resident_users @ runs.astype(np.int32) > 0) * self.resident_size[:, None]).sum(
             axis=0
         )
@@ -99,17 +112,14 @@ class LoadModel:
         return Load(
             devices_us=loads,
             wires_us=wires,
-            path_us=np.array([self._path_us(q, devices) for q in range(programs)]),
+            path_us=self._path_us(devices),
             memory_bytes=self.domain_of @ held_bytes,
         )
 
     def objective_us(self, load: Load) -> float:
-        """Rate-weighted interval; what is over in memory makes it larger than any that fits."""
+        """Interval; what is over in memory makes it larger than any that fits."""
         problem = self.problem
-        total = 0.0
-        for p, rate in enumerate(problem.rates):
-            resource = max(load.devices_us[p].max(), load.wires_us[p].max())
-            total += rate * max(resource, load.path_us[p] / problem.slots)
+        total = max(load.devices_us.max(), load.wires_us.max(), load.path_us / problem.slots)
         for held, (size, _) in zip(load.memory_bytes, problem.domains, strict=True):
             if held > size:
                 total += 1e12 * held / max(size, 1)
@@ -119,13 +129,12 @@ class LoadModel:
         """End of producer to start of consumer from every device, shape (crossings, devices)."""
         return self.cross[:, to].T + self.flow_size[flows][:, None] * self.copy[:, to].T
 
-    def _path_us(self, program: int, devices: Devices) -> float:
-        units, before, after, sizes = self.paths[program]
-        if not len(units):
-            return 0.0
-        time = float(self.times[program][units, devices[units]].sum())
-        s, d = devices[before], devices[after]
-        return time + float(np.where(s != d, self.cross[s, d] + sizes * self.copy[s, d], 0.0).sum())
+    def _path_us(self, devices: Devices) -> float:
+        paths = self.paths
+        time = paths.times[np.arange(len(paths.units)), devices[paths.units]].sum()
+        s, d = devices[paths.before], devices[paths.after]
+        crossing = np.where(s != d, self.cross[s, d] + paths.sizes * self.copy[s, d], 0.0)
+        return float(time + paths.rates @ crossing)
 
 
 def load_model(problem: Problem) -> LoadModel:
@@ -153,11 +162,11 @@ def load_model(problem: Problem) -> LoadModel:
         domain_of[index, list(members)] = 1.0
     return LoadModel(
         problem=problem,
-        times=np.array([unit.times for unit in problem.units], dtype=float).transpose(1, 0, 2).copy(),
+        times=np.array(problem.cycle_times),
         writers=np.array(writers, dtype=np.int64),
         writer_leader=np.array([leaders[writer] for writer in writers], dtype=np.int64),
         writer_users=_incidence([users[writer] for writer in writers], units),
-        flow_program=np.array([f.program for f in problem.flows], dtype=np.int64),
+        flow_often=np.array([problem.shipped(f) for f in problem.flows], dtype=float),
         flow_producer=np.array([f.producer for f in problem.flows], dtype=np.int64),
         flow_size=np.array([f.size for f in problem.flows], dtype=float),
         flow_feeds=np.array([f.feeds for f in problem.flows], dtype=bool),
@@ -171,22 +180,29 @@ def load_model(problem: Problem) -> LoadModel:
         occupies=occupies,
         cross=cross,
         domain_of=domain_of,
-        paths=tuple(_path(problem, path) for path in problem.paths),
+        paths=_paths(problem),
     )
 
 
-def _path(problem: Problem, path: tuple[int, ...]) -> tuple[Devices, Devices, Devices, Floats]:
-    """Units of a fed path; of its steps along which something is handed on, both ends and the largest size."""
+def _paths(problem: Problem) -> Paths:
     largest: dict[tuple[int, int], int] = {}
     for flow in problem.flows:
         for unit in () if flow.feeds else flow.consumers:
             largest[flow.producer, unit] = max(largest.get((flow.producer, unit), 0), flow.size)
-    steps = [pair for pair in pairwise(path) if pair in largest]
-    return (
-        np.array(path, dtype=np.int64),
-        np.array([before for before, _ in steps], dtype=np.int64),
-        np.array([after for _, after in steps], dtype=np.int64),
-        np.array([largest[pair] for pair in steps], dtype=float),
+    paths = list(zip(problem.rates, problem.paths, strict=True))
+    steps = [(rate, pair) for rate, path in paths for pair in pairwise(path) if pair in largest]
+    times = [
+        [rate * time for time in problem.units[unit].times[p]]
+        for p, (rate, path) in enumerate(paths)
+        for unit in path
+    ]
+    return Paths(
+        units=np.array([unit for path in problem.paths for unit in path], dtype=np.int64),
+        times=np.array(times, dtype=float).reshape(-1, len(problem.devices)),
+        before=np.array([before for _, (before, _) in steps], dtype=np.int64),
+        after=np.array([after for _, (_, after) in steps], dtype=np.int64),
+        sizes=np.array([largest[pair] for _, pair in steps], dtype=float),
+        rates=np.array([rate for rate, _ in steps], dtype=float),
     )
 
 
@@ -196,4 +212,6 @@ def _incidence(sets: Any, columns: int) -> Any:
     listed = [sorted(who) for who in sets]
     rows = [row for row, who in enumerate(listed) for _ in who]
     flat = [unit for who in listed for unit in who]
-    return csr_array((np.ones(len(flat), dtype=np.int32), (rows, flat)), shape=(len(listed), columns), dtype=np.int32)
+    return csr_array(
+        (np.ones(len(flat), dtype=np.int32), (rows, flat)), shape=(len(listed), columns), dtype=np.int32
+    )

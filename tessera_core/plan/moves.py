@@ -16,16 +16,17 @@ from tessera_core.plan.problem import Problem
 class Moves:
     """A placement of ``problem``: one device per unit; state writers run wherever their state is needed.
 
-    ``loads_us[p][d]``, ``wires_us[p][s][d]``, ``path_us[p]``, ``memory_bytes[domain]``: its cost as it stands.
+    ``loads_us[d]``, ``wires_us[s][d]``, ``path_us`` over a cycle, ``memory_bytes[domain]``: its cost as it stands.
     """
 
     def __init__(self, problem: Problem, devices: Sequence[int]) -> None:
         count, programs, units = len(problem.devices), len(problem.programs), len(problem.units)
         self.problem = problem
         self.devices = list(devices)
-        self.loads_us = [[0.0] * count for _ in range(programs)]
-        self.wires_us = [[[0.0] * count for _ in range(count)] for _ in range(programs)]
-        self.path_us = [0.0] * programs
+        self.loads_us = [0.0] * count
+        self.wires_us = [[0.0] * count for _ in range(count)]
+        self.path_us = 0.0
+        self._often = [problem.shipped(flow) for flow in problem.flows]
         self.memory_bytes = [0] * len(problem.domains)
         self._domain = [
             next((i for i, (_, members) in enumerate(problem.domains) if d in members), -1)
@@ -59,7 +60,9 @@ class Moves:
                 self._readers.setdefault(writer, [0] * count)
                 self._leaders.setdefault(writer, family.writers[0])
         self._written = [
-            sorted({w for family in problem.families if unit in family.units for w in family.writers} - {unit})
+            sorted(
+                {w for family in problem.families if unit in family.units for w in family.writers} - {unit}
+            )
             for unit in range(units)
         ]
         own = {writer: {f.name for f in problem.families if writer in f.writers} for writer in self._readers}
@@ -72,17 +75,14 @@ class Moves:
             if not self._runs[unit]:
                 self._enter(unit, self.devices[self._leaders[unit]])
         for unit in range(units):
-            for p, before, size in self._into[unit]:
-                self.path_us[p] += self._step_us(before, unit, size)
+            for rate, before, size in self._into[unit]:
+                self.path_us += rate * self._step_us(before, unit, size)
 
     @property
     def objective_us(self) -> float:
-        """Rate-weighted interval, whether or not it fits in memory."""
-        total = 0.0
-        for p, rate in enumerate(self.problem.rates):
-            wire = max(max(row) for row in self.wires_us[p])
-            total += rate * max(*self.loads_us[p], wire, self.path_us[p] / self.problem.slots)
-        return total
+        """Interval of the cycle, whether or not it fits in memory."""
+        wire = max(max(row) for row in self.wires_us)
+        return max(*self.loads_us, wire, self.path_us / self.problem.slots)
 
     @property
     def excess_bytes(self) -> int:
@@ -154,13 +154,12 @@ class Moves:
 
     def _count(self, unit: int, device: int, sign: int) -> None:
         """Time, weights, state, activations and the overhead of a first kernel."""
-        for loads, times in zip(self.loads_us, self.problem.units[unit].times, strict=True):
-            loads[device] += sign * times[device]
+        self.loads_us[device] += sign * self.problem.cycle_times[unit][device]
         for p in self._programs[unit]:
             was = self._used[p][device]
             self._used[p][device] += sign
             if not was or not self._used[p][device]:
-                self.loads_us[p][device] += sign * self.problem.overheads[device]
+                self.loads_us[device] += sign * self.problem.rates[p] * self.problem.overheads[device]
         for resident in self._residents[unit]:
             held = self._held[resident]
             was = held[device]
@@ -168,7 +167,7 @@ class Moves:
             if not was or not held[device]:
                 self._remember(device, sign * self._sizes[resident])
         for p in self._on_path[unit]:
-            self.path_us[p] += sign * self.problem.units[unit].times[p][device]
+            self.path_us += sign * self.problem.rates[p] * self.problem.units[unit].times[p][device]
 
     def _ship(self, flow: int, sign: int) -> None:
         """All crossings of a flow."""
@@ -184,12 +183,12 @@ class Moves:
             return
         source = runs[0]
         send, receive, copy, occupies = self._links[source, device]
-        loads, wire = self.loads_us[flow.program], flow.size * copy
-        loads[source] += sign * (send + wire if occupies else send)
+        often, wire = sign * self._often[index], flow.size * copy
+        self.loads_us[source] += often * (send + wire if occupies else send)
         if not flow.feeds:
-            loads[device] += sign * receive
+            self.loads_us[device] += often * receive
         if not occupies:
-            self.wires_us[flow.program][source][device] += sign * wire
+            self.wires_us[source][device] += often * wire
         self._remember(device, sign * flow.size * self.problem.slots)
 
     def _remember(self, device: int, size: int) -> None:
@@ -198,10 +197,10 @@ class Moves:
 
     def _step_costs(self, unit: int, sign: int) -> None:
         """What it costs to cross along the fed path before and after ``unit``."""
-        for p, before, size in self._into[unit]:
-            self.path_us[p] += sign * self._step_us(before, unit, size)
-        for p, after, size in self._out[unit]:
-            self.path_us[p] += sign * self._step_us(unit, after, size)
+        for rate, before, size in self._into[unit]:
+            self.path_us += sign * rate * self._step_us(before, unit, size)
+        for rate, after, size in self._out[unit]:
+            self.path_us += sign * rate * self._step_us(unit, after, size)
 
     def _step_us(self, before: int, after: int, size: int) -> float:
         s, d = self.devices[before], self.devices[after]
@@ -221,16 +220,16 @@ Steps = list[list[tuple[int, int, int]]]
 
 
 def _paths(problem: Problem) -> tuple[Steps, Steps, list[list[int]]]:
-    """For each unit: steps of fed paths that end and begin there, as (program, other unit, bytes), and its paths."""
+    """For each unit: steps of fed paths that end and begin there, as (rate, other unit, bytes), and its paths."""
     largest: dict[tuple[int, int], int] = {}
     for flow in problem.flows:
         for unit in () if flow.feeds else flow.consumers:
             largest[flow.producer, unit] = max(largest.get((flow.producer, unit), 0), flow.size)
     into: Steps = [[] for _ in problem.units]
     out: Steps = [[] for _ in problem.units]
-    for p, path in enumerate(problem.paths):
+    for rate, path in zip(problem.rates, problem.paths, strict=True):
         for before, after in pairwise(path):
             if (before, after) in largest:
-                into[after].append((p, before, largest[before, after]))
-                out[before].append((p, after, largest[before, after]))
+                into[after].append((rate, before, largest[before, after]))
+                out[before].append((rate, after, largest[before, after]))
     return into, out, _by_unit(len(problem.units), problem.paths)

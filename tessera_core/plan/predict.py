@@ -2,7 +2,7 @@
 
 Intervals come twice: by formula (the busiest resource, or latency over slots) for the objective and its
 bound, and by the simulator that follows the workers' own rule of dispatch; throughput and time per token are
-the simulator's.
+the simulator's, from whole batches of requests.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tessera_core.deps.graph import Deps
+from tessera_core.execute.cycle import Pace, simulated_rates, steady_pace
 from tessera_core.execute.segments import plan_routes
 from tessera_core.execute.simulator import steady_interval
 from tessera_core.plan.assemble import assignments, home_rows, transfers
 from tessera_core.plan.cluster import Cluster
-from tessera_core.plan.figures import Evaluation, evaluate, objective_us, speed
+from tessera_core.plan.figures import Evaluation, cycle_of, evaluate, objective_us, speed
 from tessera_core.plan.ir import Assignment, Plan, PlanDevice, Route
 from tessera_core.plan.placement import Placement, cost
 from tessera_core.plan.problem import Problem
@@ -118,7 +119,8 @@ def predicted(
         for model in plan_routes(plan, origin.trace)
         for program in model.programs
     }
-    pace = speed(plan.routes, simulated)
+    paces = _paces(plan, origin.trace, real)
+    pace = speed(plan.routes, paces)
     total = sum(pace.requests_per_s)
     plan = replace(
         plan,
@@ -149,6 +151,17 @@ def predicted(
             }
             for it in real.iterations
         ],
+        "cycles": [
+            {
+                "route": item.route,
+                "resource_us": item.resource_us,
+                "latency_us": item.latency_us,
+                "interval_us": item.interval_us,
+                "simulated_us": paces[item.route].cycle_us,
+                "token_us": paces[item.route].token_us,
+            }
+            for item in real.cycles
+        ],
     }
     memory = [
         {
@@ -161,6 +174,25 @@ def predicted(
         for held in real.memory
     ]
     return replace(plan, facts={**plan.facts, "prediction": prediction, "memory": memory})
+
+
+def _paces(plan: Plan, trace: Trace, real: Evaluation) -> dict[int, Pace]:
+    """By route: its pace in simulation.
+
+    Where a batch is too long to be simulated, its rates are brought down together, and what dispatch loses then
+    against the bound of those rates is taken to be lost at the full ones. A measured window may begin with more work
+    done ahead than it ends with, so no pace is taken to be below its bound.
+    """
+    paces = {}
+    for item, model, route in zip(real.cycles, plan_routes(plan, trace), plan.routes, strict=True):
+        rates = simulated_rates(model, route.rates)
+        bound = item.interval_us
+        if rates != route.rates:
+            bound = cycle_of(plan, replace(route, rates=rates), trace, model).interval_us
+        found = steady_pace(model, rates, bound)
+        lost = max(found.cycle_us / max(bound, 1e-9), 1.0)
+        paces[item.route] = Pace(cycle_us=item.interval_us * lost, token_us=found.token_us)
+    return paces
 
 
 def time_shares(origin: Origin, plan: Plan, condition: Condition) -> dict[str, float]:
@@ -224,6 +256,8 @@ def _cross_check(routes: Sequence[RouteChoice], real: Evaluation) -> None:
     for iteration, resource_us, serial_us in zip(real.iterations, claimed, serial, strict=True):
         assert abs(iteration.resource_us - resource_us) <= 1e-6 * resource_us, (iteration, resource_us)
         assert abs(iteration.serial_us - serial_us) <= 1e-6 * serial_us, (iteration, serial_us)
+    for cycle, item in zip(real.cycles, figures, strict=True):
+        assert abs(cycle.resource_us - item.cycle_resource_us) <= 1e-6 * cycle.resource_us, (cycle, item)
     # Routes through one device would share its weights, which a problem counts for itself.
     if len(routes) == 1:
         held = sum(item.total for item in real.memory)

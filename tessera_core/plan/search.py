@@ -75,8 +75,7 @@ def _proposal(
     count = len(at.problem.devices)
     index = draw.randrange(len(line))
     if draw.random() < 0.7:
-        loads = at.loads_us[draw.randrange(len(at.loads_us))]
-        busiest = max(range(count), key=loads.__getitem__)
+        busiest = max(range(count), key=at.loads_us.__getitem__)
         for _ in range(2 * count):
             if at.devices[line[index]] == busiest:
                 break
@@ -95,19 +94,15 @@ def _proposal(
         target = draw.choice(neighbours)
     else:
         target = draw.randrange(count)
-    return None if target == device else (line[first : last + 1], target)
+    return None if target == device else (list(line[first : last + 1]), target)
 
 
 def _value(at: Moves) -> float:
     """What the search makes small: the interval, evenness, and memory that is over at a price that no plan pays."""
-    problem, total = at.problem, 0.0
-    for p, rate in enumerate(problem.rates):
-        loads = at.loads_us[p]
-        wire = max(max(row) for row in at.wires_us[p])
-        busiest = max(*loads, wire, at.path_us[p] / problem.slots, 1e-9)
-        norm = sum((load / busiest) ** POWER for load in loads) ** (1 / POWER)
-        total += rate * busiest * (1 + EVEN * norm)
-    for held, (size, _) in zip(at.memory_bytes, problem.domains, strict=True):
+    busiest = max(at.objective_us, 1e-9)
+    norm = float(sum((load / busiest) ** POWER for load in at.loads_us) ** (1 / POWER))
+    total = busiest * (1 + EVEN * norm)
+    for held, (size, _) in zip(at.memory_bytes, at.problem.domains, strict=True):
         if held > size:
             total *= 1 + 10 * (held - size) / max(size, 1)
     return total

@@ -23,6 +23,7 @@ from tessera_formats.errors import InputError
 from tessera_formats.trace import check_same_program
 
 INTERVAL_COLUMNS = ("route", "program", "resource_us", "latency_us", "interval_us", "simulated_us")
+CYCLE_COLUMNS = ("route", "resource_us", "latency_us", "interval_us", "simulated_us", "token_us")
 MEMORY_COLUMNS = ("device", "weight_bytes", "state_bytes", "activation_bytes", "capacity_bytes")
 
 
@@ -153,6 +154,11 @@ def plan_facts(plan: Plan) -> Facts:
                 "intervals",
                 INTERVAL_COLUMNS,
                 tuple(tuple(row[c] for c in INTERVAL_COLUMNS) for row in prediction["intervals"]),
+            ),
+            FactTable(
+                "cycles",
+                CYCLE_COLUMNS,
+                tuple(tuple(row[c] for c in CYCLE_COLUMNS) for row in prediction["cycles"]),
             ),
             FactTable(
                 "kernels",

@@ -286,7 +286,7 @@ def _fewer_slots(setting: Setting, plan: Plan, route: RouteChoice) -> tuple[Plan
     Every slot costs memory and makes each request wait longer for its next token. The bound is stated anew,
     without memory: fewer slots leave more room than the solver had.
     """
-    rows = plan.facts["prediction"]["intervals"]
+    rows = plan.facts["prediction"]["cycles"]
     enough = max(math.ceil(row["latency_us"] / max(row["resource_us"], 1e-9) - 1e-9) for row in rows)
     for slots in range(enough, min(enough + 2, route.problem.slots)):
         smaller = RouteChoice(problem=replace(route.problem, slots=slots), placement=route.placement)

@@ -10,13 +10,13 @@ out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera_core.plan.blend import blended, program_order
-from tessera_core.plan.columns import mix, whole_floors_us
+from tessera_core.plan.columns import mix, whole_floor_us
 from tessera_core.plan.cut import cut_model
 from tessera_core.plan.loads import load_model
 from tessera_core.plan.matrix import Goal
@@ -85,7 +85,7 @@ class _Best:
 def minimise(
     problem: Problem, goal: Goal, starts: Sequence[Placement], effort: Effort = DEFAULT_EFFORT
 ) -> Solution:
-    """Minimise the rate-weighted interval at ``problem.slots`` slots, or the serial latency.
+    """Minimise the interval of a cycle at ``problem.slots`` slots, or the serial latency.
 
     ``starts``: placements tried first. Equal inputs give equal placements. ``bound_us`` is infinite where no
     placement fits.
@@ -104,7 +104,9 @@ def minimise(
         _by_cuts(best, types, effort.gap)
     if goal == "interval" and not best.within(effort.gap) and len(problem.units) > SMALL:
         _by_search(best, starts, effort.gap)
-    if not best.within(effort.gap) and (len(problem.units) <= SMALL or best.placement is None or not best.bound_us):
+    if not best.within(effort.gap) and (
+        len(problem.units) <= SMALL or best.placement is None or not best.bound_us
+    ):
         _by_solver(best, starts, effort)
     return best.solution
 
@@ -160,8 +162,7 @@ def _least_serial(best: _Best) -> float:
     problem = best.problem
     model = cut_model(problem)
     weights = np.zeros(model.resources.count)
-    for p, rate in enumerate(problem.rates):
-        weights[model.resources.serial(p)] = rate
+    weights[model.resources.serial] = 1.0
     placements, bound = model.least(weights)
     best.offer(placements)
     return bound
@@ -171,16 +172,16 @@ def _mixed_bound_us(problem: Problem, types: Types) -> float:
     between = between_types(problem, types)
     model = cut_model(between, (types.copies[0], types.copies[1]))
     starts = [single(between, d) for d in (0, 1)]
-    return mix(model, starts, MIX_GAP, whole_floors_us(between, types.copies)).bound_us
+    return mix(model, starts, MIX_GAP, whole_floor_us(between, types.copies)).bound_us
 
 
 def _by_cuts(best: _Best, types: Types, gap: float) -> None:
     """The bound of two types, and placements near the mix that shows it."""
     problem = best.problem
     between, copies = between_types(problem, types), (types.copies[0], types.copies[1])
-    starts, floors = [single(between, d) for d in (0, 1)], whole_floors_us(between, copies)
+    starts, floor = [single(between, d) for d in (0, 1)], whole_floor_us(between, copies)
     model = cut_model(between, copies)
-    found = mix(model, starts, MIX_GAP, floors)
+    found = mix(model, starts, MIX_GAP, floor)
     best.bound_us = max(best.bound_us, found.bound_us)
     if best.within(gap) or not found.shares.any():
         return
@@ -188,9 +189,11 @@ def _by_cuts(best: _Best, types: Types, gap: float) -> None:
         best.offer([blended(model, found, best.bound_us * (1 + gap))])
         return
     order, loads = program_order(problem), load_model(problem)
-    for links in dict.fromkeys((max(copies), 2)):  # what is shipped takes as many links as runs of layers meet on
+    for links in dict.fromkeys(
+        (max(copies), 2)
+    ):  # what is shipped takes as many links as runs of layers meet on
         model = cut_model(between, copies, links)
-        found = mix(model, starts, MIX_GAP, floors)
+        found = mix(model, starts, MIX_GAP, floor)
         chosen = [where[0] for where in blended(model, found, found.bound_us * (1 + gap))]
         best.offer([settled(problem, spread(loads, types, chosen, order).tolist())])
 
@@ -241,7 +244,7 @@ def _single_device(problem: Problem, goal: Goal) -> Solution:
 
 def _objective(problem: Problem, goal: Goal, figures: Cost) -> float:
     if goal == "interval":
-        return figures.interval_us(problem.rates, problem.slots)
+        return figures.interval_us(problem.slots)
     return figures.latency_us(problem.rates)
 
 

@@ -105,12 +105,16 @@ def spread(model: LoadModel, types: Types, chosen: Sequence[int], order: Devices
         for _ in range(PASSES):
             load = model.load(best)
             improved = False
-            for t, ends_of in sorted(ends.items(), key=lambda item: -_busiest(load.devices_us, types, item[0])):
+            for t, ends_of in sorted(
+                ends.items(), key=lambda item: -_busiest(load.devices_us, types, item[0])
+            ):
                 for i in _near_busiest(load.devices_us, types, t):
                     for change in (step, -step):
                         moved = ends_of.copy()
                         moved[i] = min(max(moved[i] + change, 0), len(owned[t]))
-                        if i and moved[i] < moved[i - 1] or i + 1 < len(moved) and moved[i] > moved[i + 1]:
+                        if (i and moved[i] < moved[i - 1]) or (
+                            i + 1 < len(moved) and moved[i] > moved[i + 1]
+                        ):
                             continue
                         devices = _placed(model, types, owned, {**ends, t: moved})
                         value = model.objective_us(model.load(devices))
@@ -124,16 +128,16 @@ def spread(model: LoadModel, types: Types, chosen: Sequence[int], order: Devices
 
 
 def _weights(model: LoadModel, types: Types, chosen: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Rate-weighted time of each unit on its type."""
+    """Time of each unit on its type over a cycle."""
     first = np.array([members[0] for members in types.members])[np.array(chosen)]
-    rates = np.array(model.problem.rates, dtype=float)
-    return np.asarray(rates @ model.times[:, np.arange(len(first)), first])
+    return np.asarray(model.times[np.arange(len(first)), first])
 
 
 def _equal_runs(weights: npt.NDArray[np.float64], devices: int) -> Devices:
     """Ends of runs of nearly equal weight, all but the last."""
     total = np.cumsum(weights)
-    return np.searchsorted(total, total[-1] * np.arange(1, devices) / devices).astype(np.int64)
+    ends: Devices = np.searchsorted(total, total[-1] * np.arange(1, devices) / devices).astype(np.int64)
+    return ends
 
 
 def _placed(model: LoadModel, types: Types, owned: dict[int, Devices], ends: dict[int, Devices]) -> Devices:
@@ -145,14 +149,11 @@ def _placed(model: LoadModel, types: Types, owned: dict[int, Devices], ends: dic
 
 
 def _busiest(loads_us: npt.NDArray[np.float64], types: Types, t: int) -> float:
-    return float(loads_us[:, list(types.members[t])].max())
+    return float(loads_us[list(types.members[t])].max())
 
 
 def _near_busiest(loads_us: npt.NDArray[np.float64], types: Types, t: int) -> list[int]:
-    """Ends of the run of the busiest device of a type, in any program."""
+    """Ends of the run of the busiest device of a type."""
     members = list(types.members[t])
-    found: list[int] = []
-    for loads in loads_us[:, members]:
-        at = int(np.argmax(loads))
-        found += [i for i in (at - 1, at) if 0 <= i < len(members) - 1]
-    return list(dict.fromkeys(found))
+    at = int(np.argmax(loads_us[members]))
+    return [i for i in (at - 1, at) if 0 <= i < len(members) - 1]
