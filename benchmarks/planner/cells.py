@@ -72,7 +72,9 @@ def measured(make: Callable[[int], Problem], slots: int, memory: bool, gap: floa
         "solve": solving.plain(),
         "process_s": round(modelling.process + solving.process, 2),
         "wall_s": round(modelling.wall + solving.wall, 2),
-        "gap": None if solution.placement is None else round(solution.objective_us / solution.bound_us - 1, 4),
+        "gap": None
+        if solution.placement is None
+        else round(solution.objective_us / solution.bound_us - 1, 4),
         "interval_us": None if solution.placement is None else round(solution.objective_us, 1),
         "bound_us": None if solution.placement is None else round(solution.bound_us, 1),
         **({"does_not_fit": short} if short else {}),

@@ -40,7 +40,9 @@ def crossing_us(problem: Problem, flow: Flow) -> float:
     )
 
 
-def branched(problem: Problem, bound_us: float, mixed: Callable[[Problem], Mixed]) -> tuple[float, list[Branch]]:
+def branched(
+    problem: Problem, bound_us: float, mixed: Callable[[Problem], Mixed]
+) -> tuple[float, list[Branch]]:
     """A bound of a problem of two types that knows what cannot cross, and the branches looked at, least first.
 
     ``bound_us``: the bound without it; ``mixed``: the mix that bounds a problem. No branch where nothing is heavier
@@ -73,7 +75,9 @@ def branched(problem: Problem, bound_us: float, mixed: Callable[[Problem], Mixed
     proven = least_us(low)
     if low:
         proven = min(max(weights[low], proven), least_us(low - 1))
-    branches = sorted((each for pair in known.values() for each in pair), key=lambda each: each.mixed.bound_us)
+    branches = sorted(
+        (each for pair in known.values() for each in pair), key=lambda each: each.mixed.bound_us
+    )
     return max(bound_us, proven), branches
 
 

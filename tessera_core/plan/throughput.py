@@ -16,15 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera_core.plan.blend import blended, program_order
-from tessera_core.plan.columns import mix, whole_floor_us
-from tessera_core.plan.cut import cut_model
+from tessera_core.plan.columns import Mixed, mix, whole_floor_us
+from tessera_core.plan.cut import CutModel, cut_model
+from tessera_core.plan.heavy import branched
 from tessera_core.plan.loads import load_model
 from tessera_core.plan.matrix import Goal
 from tessera_core.plan.placement import Cost, Placement, cost, settled, single, trimmed
 from tessera_core.plan.problem import Problem
 from tessera_core.plan.search import improved
 from tessera_core.plan.solver import DEFAULT_EFFORT, Effort, solve
-from tessera_core.plan.types import Types, between_types, spread, types_of
+from tessera_core.plan.types import Types, between_types, expanded, types_of
 
 LARGEST = 5_000
 """Flows times pairs of devices up to which HiGHS is asked; beyond, it takes minutes."""
@@ -180,22 +181,32 @@ def _by_cuts(best: _Best, types: Types, gap: float) -> None:
     problem = best.problem
     between, copies = between_types(problem, types), (types.copies[0], types.copies[1])
     starts, floor = [single(between, d) for d in (0, 1)], whole_floor_us(between, copies)
-    model = cut_model(between, copies)
-    found = mix(model, starts, MIX_GAP, floor)
+
+    def mixed(of: Problem, links: int = 0) -> tuple[CutModel, Mixed]:
+        model = cut_model(of, copies, links)
+        return model, mix(model, starts, MIX_GAP, floor)
+
+    model, found = mixed(between)
     best.bound_us = max(best.bound_us, found.bound_us)
     if best.within(gap) or not found.shares.any():
         return
     if copies == (1, 1):
         best.offer([blended(model, found, best.bound_us * (1 + gap))])
         return
+    bound, branches = branched(between, best.bound_us, lambda of: mixed(of)[1])
+    best.bound_us = max(best.bound_us, bound)
+    parts = sorted(
+        ((max(each.most_us, each.mixed.bound_us), each.problem) for each in branches),
+        key=lambda pair: pair[0],
+    )
     order, loads = program_order(problem), load_model(problem)
-    for links in dict.fromkeys(
-        (max(copies), 2)
-    ):  # what is shipped takes as many links as runs of layers meet on
-        model = cut_model(between, copies, links)
-        found = mix(model, starts, MIX_GAP, floor)
-        chosen = [where[0] for where in blended(model, found, found.bound_us * (1 + gap))]
-        best.offer([settled(problem, spread(loads, types, chosen, order).tolist())])
+    for least, of in parts or [(bound, between)]:
+        for links in (max(copies), 2):  # what is shipped takes as many links as pieces of layers meet on
+            if best.within(gap) or least >= best.objective_us:
+                return
+            model, found = mixed(of, links)
+            chosen = [where[0] for where in blended(model, found, found.bound_us * (1 + gap))]
+            best.offer([settled(problem, expanded(loads, types, chosen, order).tolist())])
 
 
 def _by_search(best: _Best, starts: Sequence[Placement], gap: float) -> None:

@@ -17,6 +17,10 @@ import numpy.typing as npt
 from tessera_core.plan.loads import Devices, LoadModel
 from tessera_core.plan.problem import Problem
 
+PIECES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""How many pieces a device gets of its type's kernels, as tried."""
+NEARNESS = 0.3
+"""By how much of a piece a device may do more than the least busy one and still be given its neighbour's neighbour."""
 PASSES = 12
 """How often the ends of runs are moved at one step size."""
 
@@ -83,6 +87,55 @@ def between_types(problem: Problem, types: Types) -> Problem:
             for unit in problem.units
         ),
     )
+
+
+def expanded(model: LoadModel, types: Types, chosen: Sequence[int], order: Devices) -> Devices:
+    """A device for each unit from a type for each: runs, or pieces of some size, whichever turns out best.
+
+    ``order``: units in program order.
+    """
+    found = [spread(model, types, chosen, order)]
+    found += [packed(model, types, chosen, order, pieces) for pieces in PIECES]
+    return min(found, key=lambda devices: model.objective_us(model.load(devices)))
+
+
+def packed(model: LoadModel, types: Types, chosen: Sequence[int], order: Devices, pieces: int) -> Devices:
+    """Pieces of neighbouring units, about so many on each device; the largest goes first, to the device that does
+    least, or to a neighbour's where that does hardly more.
+
+    This evens out the devices where kernels are large, and many pairs of devices share what is shipped, at the price
+    of more crossings within a type. It is the longest-processing-time rule of Graham, "Bounds on multiprocessing
+    timing anomalies", SIAM J. Appl. Math. 17(2), 1969.
+    """
+    weights, devices = _weights(model, types, chosen), np.zeros(len(chosen), dtype=np.int64)
+    for t, members in enumerate(types.members):
+        own = [int(unit) for unit in order if chosen[unit] == t]
+        most = float(weights[own].sum()) / len(members) / pieces
+        parts = _pieces(own, weights, most)
+        loads = [0.0] * len(members)
+        place: dict[int, int] = {}
+        for i in sorted(range(len(parts)), key=lambda i: -parts[i][0]):
+            near = {place[j] for j in (i - 1, i + 1) if j in place}
+            place[i] = min(
+                range(len(members)), key=lambda d: (loads[d] - (NEARNESS * most if d in near else 0.0), d)
+            )
+            loads[place[i]] += parts[i][0]
+            devices[parts[i][1]] = members[place[i]]
+    return devices
+
+
+def _pieces(
+    units: Sequence[int], weights: npt.NDArray[np.float64], most: float
+) -> list[tuple[float, list[int]]]:
+    """Runs of neighbours that weigh ``most`` at most, or are one unit; each with its weight."""
+    parts: list[tuple[float, list[int]]] = []
+    for unit in units:
+        weight = float(weights[unit])
+        if parts and parts[-1][0] + weight <= most:
+            parts[-1] = (parts[-1][0] + weight, [*parts[-1][1], unit])
+        else:
+            parts.append((weight, [unit]))
+    return parts
 
 
 def spread(model: LoadModel, types: Types, chosen: Sequence[int], order: Devices) -> Devices:
