@@ -11,6 +11,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def _problems(folder: Path, name: str, shapes: list[Shape]) -> Iterator[tuple[Sh
         for shape in shapes:
             for gbit_per_s in BETWEEN_GBIT_PER_S:
                 cluster = shape.cluster(gbit_per_s, lambda kind: known.type(kind).memory_bytes)
-                yield shape, gbit_per_s, lambda slots, cluster=cluster: generated(KERNELS, cluster, slots)
+                yield shape, gbit_per_s, partial(generated, KERNELS, cluster)
         return
     make(folder, name)
     subject = load(folder, name)

@@ -88,11 +88,12 @@ def make(folder: Path, model: str) -> None:
     trace, deps, profile = (folder / f"{model}{end}" for end in (".trace", ".deps", ".profile.arrow"))
     programs = [word for program in MODELS[model] for word in ("--program", program)]
     devices = [word for kind in WITHIN for word in ("--device", kind)]
-    for path, command in (
+    commands: tuple[tuple[Path, list[str | Path]], ...] = (
         (trace, ["trace", model, "--fake", *programs, "-o", trace]),
         (deps, ["ptx-deps", trace, "-o", deps]),
         (profile, ["profile", trace, *devices, "-o", profile]),
-    ):
+    )
+    for path, command in commands:
         if not path.exists():
             _tessera(command)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from tessera_core.plan.columns import Mixed
 from tessera_core.plan.problem import Flow, Problem
+from tessera_core.plan.types import Types, between_types
 
 PROHIBITIVE = 1_000
 """What may not be is charged so many times over. Any factor leaves the bound true; this one keeps fractions out."""
@@ -34,8 +35,7 @@ class Branch:
 
 def crossing_us(problem: Problem, flow: Flow) -> float:
     """How long one crossing of ``flow``, over a cycle, keeps one link or its sender busy at least."""
-    times = problem.rates[flow.program] - flow.feeds
-    return times * min(
+    return problem.shipped(flow) * min(
         max(problem.send_us(flow.size, s, d), problem.link_us(flow.size, s, d)) for s, d in problem.links
     )
 
@@ -57,7 +57,7 @@ def branched(
         """The bound of placements that cross nothing heavier than a weight."""
         if index not in known:
             tied, part = _tied(problem, weights[index])
-            sides = [_on(tied, part, device) for device in (0, 1)]
+            sides = [_on(tied, part, (device,)) for device in (0, 1)]
             known[index] = [
                 Branch(most_us=weights[index], device=device, problem=side, mixed=mixed(side))
                 for device, side in enumerate(sides)
@@ -79,6 +79,15 @@ def branched(
         (each for pair in known.values() for each in pair), key=lambda each: each.mixed.bound_us
     )
     return max(bound_us, proven), branches
+
+
+def confined(problem: Problem, types: Types, objective_us: float) -> list[Problem]:
+    """The problem without its transfers, once for each type on which the largest part lies that no placement better
+    than ``objective_us`` can cut; one of them bounds all such placements. As it was where nothing is that heavy."""
+    between = between_types(problem, types)
+    _, part = _tied(between, objective_us)
+    free = replace(problem, flows=())
+    return [free] if len(part) == 1 else [_on(free, part, members) for members in types.members]
 
 
 def _tied(problem: Problem, most_us: float) -> tuple[Problem, list[int]]:
@@ -117,14 +126,14 @@ def _work_us(problem: Problem, unit: int) -> float:
     return sum(rate * min(each) for rate, each in zip(problem.rates, times, strict=True))
 
 
-def _on(problem: Problem, part: Sequence[int], device: int) -> Problem:
-    """The problem in which ``part`` runs on ``device``."""
+def _on(problem: Problem, part: Sequence[int], devices: Sequence[int]) -> Problem:
+    """The problem in which ``part`` runs on ``devices``."""
     inside = set(part)
     units = tuple(
         replace(
             unit,
             times=tuple(
-                tuple(time if d == device else time * PROHIBITIVE for d, time in enumerate(times))
+                tuple(time if d in devices else time * PROHIBITIVE for d, time in enumerate(times))
                 for times in unit.times
             ),
         )

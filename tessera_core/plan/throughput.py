@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tessera_core.plan.blend import blended, program_order
 from tessera_core.plan.columns import Mixed, mix, whole_floor_us
 from tessera_core.plan.cut import CutModel, cut_model
-from tessera_core.plan.heavy import branched
+from tessera_core.plan.heavy import branched, confined
 from tessera_core.plan.loads import load_model
 from tessera_core.plan.matrix import Goal
 from tessera_core.plan.placement import Cost, Placement, cost, settled, single, trimmed
@@ -176,6 +176,13 @@ def _mixed_bound_us(problem: Problem, types: Types) -> float:
     return mix(model, starts, MIX_GAP, whole_floor_us(between, types.copies)).bound_us
 
 
+def _confined_bound_us(best: _Best) -> float:
+    """Of many types, the bound without transfers, but for what is too heavy for them."""
+    problem = best.problem
+    sides = confined(problem, types_of(problem), best.objective_us)
+    return min(best.objective_us, *(relaxed_bound_us(side, best.goal) for side in sides))
+
+
 def _by_cuts(best: _Best, types: Types, gap: float) -> None:
     """The bound of two types, and placements near the mix that shows it."""
     problem = best.problem
@@ -229,7 +236,7 @@ def _by_solver(best: _Best, starts: Sequence[Placement], effort: Effort) -> None
     problem, goal = best.problem, best.goal
     if too_large(problem):
         if not best.bound_us:
-            best.bound_us = relaxed_bound_us(problem, goal)
+            best.bound_us = _confined_bound_us(best) if goal == "interval" else relaxed_bound_us(problem, goal)
         return
     scale = max(min(_objective(problem, goal, cost(problem, start)) for start in starts), 1e-6)
     values, bound = solve(problem, goal, scale, best.placement, effort)
