@@ -231,20 +231,17 @@ def bands(problem: Problem) -> list[Placement]:
     """The program cut into runs of kernels, one run per device.
 
     Bands follow the layers where kernels know theirs, so that all programs of a route cut alike and state
-    stays where it is. Two devices get every cut between layers; with more, cuts start from the balanced
-    ones and move while that helps, and beyond three only the given order of devices is tried.
+    stays where it is. Cuts start from the balanced ones and move while that helps, at last layer by layer; beyond
+    three devices only the given order is tried.
     """
     count = len(problem.devices)
+    if count == 1:
+        return []
     depth = _depths(problem)
     orders = list(permutations(range(count))) if count <= 3 else [tuple(range(count))]
-    found: list[Placement] = []
-    for order in orders if count > 1 else ():
-        if count == 2:
-            steps = _layers(problem) if _layers(problem) > 1 else 2 * BAND_CUTS
-            found += [_bands(problem, depth, order, [step / steps]) for step in range(1, steps)]
-        else:
-            found += _moved_cuts(problem, depth, order, _balanced(problem, order))
-    return found
+    return [
+        band for order in orders for band in _moved_cuts(problem, depth, order, _balanced(problem, order))
+    ]
 
 
 def _balanced(problem: Problem, order: Sequence[int]) -> list[float]:
@@ -271,7 +268,8 @@ def _moved_cuts(
 
     start = best = _bands(problem, depth, order, cuts)
     least = value(best)
-    for step in (0.08, 0.04, 0.02):
+    finest = 1 / _layers(problem)
+    for step in (0.08, 0.04, 0.02, *([finest] if finest < 0.02 else [])):
         for _ in range(MOVES):
             options = []
             for i in range(len(cuts)):

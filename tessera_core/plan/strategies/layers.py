@@ -19,5 +19,5 @@ class Pipeline(Shared):
         return ""
 
     def placements(self, setting: Setting, problem: Problem) -> list[Placement]:
-        """Of two devices every cut between layers; of more, cuts moved while that helps."""
+        """Balanced bands, and those that moving cuts leads to."""
         return bands(problem)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from tessera_core.plan.cluster import GIGABYTE
 from tessera_core.plan.ir import Plan
 from tessera_core.plan.placement import Placement, cost
-from tessera_core.plan.predict import RouteChoice, predicted
+from tessera_core.plan.predict import RouteChoice, bounded, predicted
 from tessera_core.plan.problem import Problem
 from tessera_core.plan.setting import Setting
 from tessera_core.plan.strategies.strategy import Candidate, Strategy, plan_merit, slot_choices, smallest
@@ -44,23 +44,22 @@ class Shared(Strategy):
         refusal = "the cluster has one device" if len(devices) < 2 else self.refusal(setting)
         if refusal:
             return self.none(refusal)
-        rated: list[tuple[float, RouteChoice, float]] = []
+        rated: list[tuple[float, RouteChoice]] = []
         for choice in setting.choices:
             for slots in slot_choices(setting):
                 problem = setting.problem(choice, devices, slots, setting.condition(len(devices)))
                 fitting = self._fitting(setting, problem)
                 if fitting:
-                    bound = min(objective for _, objective, _ in fitting)
                     rated += [
-                        (merit, RouteChoice(problem=problem, placement=placement), bound)
-                        for merit, _, placement in fitting[:SIMULATED]
+                        (merit, RouteChoice(problem=problem, placement=found))
+                        for merit, found in fitting[:SIMULATED]
                     ]
                     break
         best: tuple[float, Plan, RouteChoice] | None = None
-        for merit, route, bound in sorted(rated, key=lambda item: -item[0]):
+        for merit, route in sorted(rated, key=lambda item: -item[0]):
             if best is not None and merit <= best[0]:
                 break  # no simulation is faster than its bound
-            plan = placed(setting, route, self.name, bound)
+            plan = placed(setting, route, self.name)
             if best is None or plan_merit(setting, plan) > best[0]:
                 best = (plan_merit(setting, plan), plan, route)
         if best is None:
@@ -68,6 +67,8 @@ class Shared(Strategy):
         _, plan, route = best
         if setting.in_flight is None and route.problem.slots > 1:
             plan, route = fewer_slots(setting, plan, route)
+        if not plan.facts["prediction"]["lower_bound_us"]:
+            plan = bounded(plan, relaxed_bound_us(route.problem, setting.goal))
         return Candidate(
             strategy=self.name,
             plan=plan,
@@ -76,17 +77,15 @@ class Shared(Strategy):
             reason=f"{len(plan.transfers)} transfers over one iteration of each program",
         )
 
-    def _fitting(self, setting: Setting, problem: Problem) -> list[tuple[float, float, Placement]]:
-        """(merit, objective, placement) of those that fit, the best first."""
+    def _fitting(self, setting: Setting, problem: Problem) -> list[tuple[float, Placement]]:
+        """Those that fit with their merit by formula, the best first."""
         found = []
         for placement in dict.fromkeys(self.placements(setting, problem)):
             figures = cost(problem, placement)
             if not figures.excess_bytes:
                 serial = setting.goal == "latency"
-                objective = (
-                    figures.latency_us(problem.rates) if serial else figures.interval_us(problem.slots)
-                )
-                found.append((ceiling(setting, problem, objective), objective, placement))
+                least = figures.latency_us(problem.rates) if serial else figures.interval_us(problem.slots)
+                found.append((ceiling(setting, problem, least), placement))
         return sorted(found, key=lambda item: -item[0])
 
     def _shortage(self, setting: Setting) -> str:
@@ -100,8 +99,8 @@ class Shared(Strategy):
         )
 
 
-def placed(setting: Setting, route: RouteChoice, strategy: str, bound_us: float) -> Plan:
-    """The plan of one route over all devices."""
+def placed(setting: Setting, route: RouteChoice, strategy: str, bound_us: float = 0.0) -> Plan:
+    """The plan of one route over all devices; ``bound_us`` as :func:`bounded` takes it."""
     condition = setting.condition(len(route.problem.devices))
     return predicted(setting.origin, [route], strategy=strategy, condition=condition, bound_us=bound_us)
 
@@ -124,10 +123,9 @@ def fewer_slots(setting: Setting, plan: Plan, route: RouteChoice) -> tuple[Plan,
     strategy = str(plan.facts["strategy"])
     for slots in range(enough, min(enough + 2, route.problem.slots)):
         smaller = RouteChoice(problem=replace(route.problem, slots=slots), placement=route.placement)
-        other = placed(setting, smaller, strategy, 0.0)
+        other = placed(setting, smaller, strategy)
         if plan_merit(setting, other) >= NEARLY * plan_merit(setting, plan):
-            bound = relaxed_bound_us(smaller.problem, setting.goal)
-            return placed(setting, smaller, strategy, bound), smaller
+            return bounded(other, relaxed_bound_us(smaller.problem, setting.goal)), smaller
     return plan, route
 
 
