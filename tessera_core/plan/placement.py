@@ -209,28 +209,46 @@ def _settle(
 
 
 def starting_points(problem: Problem) -> list[Placement]:
-    """Single devices, and bands: the program cut into runs of kernels, one run per device.
+    """Single devices, bands, and of two devices a program on each.
 
-    Bands follow the layers where kernels know theirs, so that all programs of a route cut alike and state
-    stays where it is. Two devices get cuts all around the balanced one; with more, cuts start from the balanced
-    ones and move while that helps, and beyond three only the given order of devices is tried.
+    Two devices get cuts all around the balanced one.
     """
     count = len(problem.devices)
     found = [single(problem, d) for d in range(count)]
+    if count != 2:
+        return found + bands(problem)
+    depth = _depths(problem)
+    for order in ((0, 1), (1, 0)):
+        (balanced,) = _balanced(problem, order)
+        around = [balanced + (i - BAND_CUTS // 2) / (2 * BAND_CUTS) for i in range(BAND_CUTS + 1)]
+        found += [_bands(problem, depth, order, [c]) for c in around if 0 < c < 1]
+        if len(problem.programs) == 2:
+            found.append(settled(problem, [order[unit.kernels[0][0]] for unit in problem.units]))
+    return found
+
+
+def bands(problem: Problem) -> list[Placement]:
+    """The program cut into runs of kernels, one run per device.
+
+    Bands follow the layers where kernels know theirs, so that all programs of a route cut alike and state
+    stays where it is. Cuts start from the balanced ones and move while that helps, at last layer by layer; beyond
+    three devices only the given order is tried.
+    """
+    count = len(problem.devices)
     if count == 1:
-        return found
+        return []
     depth = _depths(problem)
     orders = list(permutations(range(count))) if count <= 3 else [tuple(range(count))]
-    total = [sum(sum(times[d] for times in unit.times) for unit in problem.units) for d in range(count)]
-    for order in orders:
-        speeds = [1 / max(total[d], 1e-9) for d in order]
-        balanced = [sum(speeds[: i + 1]) / sum(speeds) for i in range(count - 1)]
-        if count == 2:
-            around = [balanced[0] + (i - BAND_CUTS // 2) / (2 * BAND_CUTS) for i in range(BAND_CUTS + 1)]
-            found += [_bands(problem, depth, order, [c]) for c in around if 0 < c < 1]
-        else:
-            found += _moved_cuts(problem, depth, order, balanced)
-    return found
+    return [
+        band for order in orders for band in _moved_cuts(problem, depth, order, _balanced(problem, order))
+    ]
+
+
+def _balanced(problem: Problem, order: Sequence[int]) -> list[float]:
+    """Cuts by the speeds of the devices, as shares of the program."""
+    total = [sum(times[d] for times in problem.cycle_times) for d in order]
+    speeds = [1 / max(time, 1e-9) for time in total]
+    return [sum(speeds[: i + 1]) / sum(speeds) for i in range(len(order) - 1)]
 
 
 def _bands(
@@ -250,7 +268,8 @@ def _moved_cuts(
 
     start = best = _bands(problem, depth, order, cuts)
     least = value(best)
-    for step in (0.08, 0.04, 0.02):
+    finest = 1 / _layers(problem)
+    for step in (0.08, 0.04, 0.02, *([finest] if finest < 0.02 else [])):
         for _ in range(MOVES):
             options = []
             for i in range(len(cuts)):
@@ -265,9 +284,8 @@ def _moved_cuts(
     return [start, best]
 
 
-def _depths(problem: Problem) -> list[float]:
-    """Where a unit lies in its program, 0 to 1, counted in whole layers where kernels know their layer."""
-    layers = 1 + max(
+def _layers(problem: Problem) -> int:
+    return 1 + max(
         (
             kernel.layer
             for program in problem.programs
@@ -276,6 +294,11 @@ def _depths(problem: Problem) -> list[float]:
         ),
         default=0,
     )
+
+
+def _depths(problem: Problem) -> list[float]:
+    """Where a unit lies in its program, 0 to 1, counted in whole layers where kernels know their layer."""
+    layers = _layers(problem)
     depths = []
     for unit in problem.units:
         p, k = unit.kernels[0]

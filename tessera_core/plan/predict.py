@@ -130,12 +130,11 @@ def predicted(
         ),
     )
     objective = objective_us(plan, real)
-    bound = objective if bound_us is None else min(bound_us, objective)
     capacities = {device.name: device.capacity_bytes for device in cluster.devices}
     prediction: dict[str, Any] = {
         "objective_us": objective,
-        "lower_bound_us": bound,
-        "gap": objective / bound - 1 if bound > 0 else 0.0,
+        "lower_bound_us": 0.0,
+        "gap": 0.0,
         "tokens_per_s": pace.tokens_per_s,
         "time_per_token_us": pace.time_per_token_us,
         **time_shares(origin, plan, condition),
@@ -173,7 +172,17 @@ def predicted(
         }
         for held in real.memory
     ]
-    return replace(plan, facts={**plan.facts, "prediction": prediction, "memory": memory})
+    plan = replace(plan, facts={**plan.facts, "prediction": prediction, "memory": memory})
+    return bounded(plan, objective if bound_us is None else bound_us)
+
+
+def bounded(plan: Plan, bound_us: float) -> Plan:
+    """The plan, stating that no plan of its strategy has a lower objective than ``bound_us`` (0: nothing known)."""
+    prediction = plan.facts["prediction"]
+    objective = prediction["objective_us"]
+    bound = min(bound_us, objective)
+    stated = {"lower_bound_us": bound, "gap": objective / bound - 1 if bound > 0 else 0.0}
+    return replace(plan, facts={**plan.facts, "prediction": {**prediction, **stated}})
 
 
 def _paces(plan: Plan, trace: Trace, real: Evaluation) -> dict[int, Pace]:
