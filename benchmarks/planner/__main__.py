@@ -13,14 +13,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import highspy  # noqa: F401  imported before the clock starts
 import scipy.optimize
 import scipy.sparse.csgraph  # noqa: F401
 
 from benchmarks import Bar, report
-from benchmarks.planner.cells import repeated
+from benchmarks.planner.cells import Limits, repeated
 from benchmarks.planner.generated import generated
 from benchmarks.planner.inputs import BETWEEN_GBIT_PER_S, MODELS, SHAPES, Shape, load, make
 from tessera_core.plan.problem import Problem
@@ -52,11 +52,11 @@ def main() -> int:
         bars: list[Bar] = []
         for name in asked.subjects:
             for shape, gbit_per_s, maker in _problems(folder, name, shapes):
-                for memory in (False, True):
-                    for cell, gap, most_s in _targets(shape, memory):
+                for limits in get_args(Limits):
+                    for cell, gap, most_s in _targets(shape, limits):
                         title = ", ".join((name, shape.name, f"{gbit_per_s} Gb/s", cell))
-                        results[title] = found = repeated(maker, shape.slots, memory, gap, most_s)
-                        bars += _bars(title, shape, memory, gap, most_s, found)
+                        results[title] = found = repeated(maker, shape.slots, limits, gap, most_s)
+                        bars += _bars(title, shape, limits, gap, most_s, found)
                         print(title, _line(found), file=sys.stderr, flush=True)
     return report("planner", results, bars)
 
@@ -83,25 +83,25 @@ def _problems(folder: Path, name: str, shapes: list[Shape]) -> Iterator[tuple[Sh
             yield shape, gbit_per_s, problem
 
 
-def _targets(shape: Shape, memory: bool) -> list[tuple[str, float, float]]:
+def _targets(shape: Shape, limits: Limits) -> list[tuple[str, float, float]]:
     """What a cell is called, the gap that it is solved to, and in how many seconds at best."""
-    if memory:
-        return [("memory limits", PAIR_GAP, LIMITED_SECONDS)]
+    if limits != "none":
+        return [(f"{limits} memory", PAIR_GAP, LIMITED_SECONDS)]
     if shape.devices == MANY:
         return [("to 7%", MANY_GAP, MANY_SECONDS), ("to 1%", PAIR_GAP, float("inf"))]
     return [("to 1%", PAIR_GAP, PAIR_SECONDS if shape.devices == 2 else float("inf"))]
 
 
 def _bars(
-    title: str, shape: Shape, memory: bool, gap: float, most_s: float, found: dict[str, Any]
+    title: str, shape: Shape, limits: Limits, gap: float, most_s: float, found: dict[str, Any]
 ) -> list[Bar]:
     """The claims that a cell is held to."""
-    if most_s == float("inf") or (memory and shape.devices != 2):
+    if most_s == float("inf") or (limits != "none" and shape.devices != 2):
         return []
-    if memory and found["gap"] is None:
+    if limits != "none" and found["gap"] is None:
         return []  # it says what is short
-    gap = LIMITED_GAP if memory else gap
-    if shape.devices == 2 and not memory and found["kernels"] >= LARGE_KERNELS:
+    gap = LIMITED_GAP if limits != "none" else gap
+    if shape.devices == 2 and limits == "none" and found["kernels"] >= LARGE_KERNELS:
         most_s = LARGE_PAIR_SECONDS
     value = {"process_s": found["process_s"], "wall_s": found["wall_s"], "gap": found["gap"]}
     holds = found["gap"] is not None and bool(found["gap"] <= gap and found["process_s"] < most_s)

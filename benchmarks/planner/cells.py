@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from tessera_core.plan.placement import starting_points
 from tessera_core.plan.problem import Problem
@@ -15,6 +15,10 @@ from tessera_core.plan.shortage import placement_shortage
 from tessera_core.plan.solver import Effort
 from tessera_core.plan.throughput import Solution, minimise
 
+Limits = Literal["none", "catalogue", "tight"]
+"""Memory: without end, what the catalogue says, or so little that it decides what goes where."""
+TIGHT = 1.2
+"""Memory of all devices together where it is tight, over what a placement on all of them holds at least."""
 BUSY_LOAD = 0.5
 """Load average per CPU, beyond the benchmark's own, from which a cell that misses its bar is measured again."""
 
@@ -40,22 +44,37 @@ def timed() -> Iterator[Seconds]:
     seconds.wall, seconds.process = time.perf_counter() - wall, time.process_time() - process
 
 
+def limited(problem: Problem, limits: Limits) -> Problem:
+    """The problem with these memory limits."""
+    if limits == "none":
+        return replace(problem, domains=())
+    if limits == "catalogue":
+        return problem
+    activations = len(problem.devices) * sum(each.size for each in problem.activations)
+    state = sum(family.size for family in problem.families)
+    needed = sum(resident.size for resident in problem.weights) + problem.slots * (state + activations)
+    total = sum(size for size, _ in problem.domains)
+    return replace(
+        problem,
+        domains=tuple((round(TIGHT * needed * size / total), members) for size, members in problem.domains),
+    )
+
+
 def solved(problem: Problem, gap: float) -> Solution:
     """What the planner does for the best placement, from simple starts on."""
     return minimise(problem, "interval", starting_points(problem), Effort(gap=gap))
 
 
-def measured(make: Callable[[int], Problem], slots: int, memory: bool, gap: float) -> dict[str, Any]:
+def measured(make: Callable[[int], Problem], slots: int, limits: Limits, gap: float) -> dict[str, Any]:
     """Seconds to ``gap`` (or to where the planner stops) and the gap reached.
 
-    ``make``: the problem at so many slots. With memory limits, where nothing fits at ``slots``, at half as many, and
-    so on; the record says what was short.
+    ``make``: the problem at so many slots. Where nothing fits at ``slots``, at half as many, and so on: the
+    record says what was short.
     """
     short: dict[str, str] = {}
     while True:
         with timed() as modelling:
-            problem = make(slots)
-            problem = problem if memory else replace(problem, domains=())
+            problem = limited(make(slots), limits)
         with timed() as solving:
             solution = solved(problem, gap)
         if solution.placement is not None or slots == 1:
@@ -83,13 +102,13 @@ def measured(make: Callable[[int], Problem], slots: int, memory: bool, gap: floa
 
 
 def repeated(
-    make: Callable[[int], Problem], slots: int, memory: bool, gap: float, most_s: float
+    make: Callable[[int], Problem], slots: int, limits: Limits, gap: float, most_s: float
 ) -> dict[str, Any]:
     """The same; once more where it took longer than ``most_s`` on a busy machine, and both are kept."""
-    found = measured(make, slots, memory, gap)
+    found = measured(make, slots, limits, gap)
     busy = found["load_average"] > 1 + BUSY_LOAD * (os.cpu_count() or 1)
     if found["wall_s"] > most_s and busy:
-        again = measured(make, slots, memory, gap)
+        again = measured(make, slots, limits, gap)
         first, second = sorted((found, again), key=lambda each: each["process_s"])
         return {**first, "other": second}
     return found
