@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +26,14 @@ from tessera_core.plan.placement import Cost, Placement, cost, settled, single, 
 from tessera_core.plan.problem import Problem
 from tessera_core.plan.search import improved
 from tessera_core.plan.solver import DEFAULT_EFFORT, Effort, solve
-from tessera_core.plan.types import Types, between_types, expanded, types_of
+from tessera_core.plan.types import Types, among, between_types, expanded, types_of
 
 LARGEST = 5_000
 """Flows times pairs of devices up to which HiGHS is asked; beyond, it takes minutes."""
 SMALL = 300
 """Units up to which HiGHS closes a gap that cuts and local search have left."""
+PAIRS = 2
+"""Pairs of types, of more than two, that are tried without the others: those that are fastest together."""
 STEPS = 40_000
 """Steps of local search: one to three seconds."""
 NEAR, FAR = 0.001, 0.005
@@ -104,6 +107,8 @@ def minimise(
             best.bound_us = _least_serial(best)
     elif len(types.members) == 2:
         _by_cuts(best, types, effort.gap)
+    elif too_large(problem):
+        _by_pairs(best, types, effort.gap)
     if goal == "interval" and not best.within(effort.gap) and len(problem.units) > SMALL:
         _by_search(best, starts, effort.gap)
     if not best.within(effort.gap) and (
@@ -216,6 +221,23 @@ def _by_cuts(best: _Best, types: Types, gap: float) -> None:
             model, found = mixed(of, links)
             chosen = [where[0] for where in blended(model, found, found.bound_us * (1 + gap))]
             best.offer([settled(problem, expanded(loads, types, chosen, order).tolist())])
+
+
+def _by_pairs(best: _Best, types: Types, gap: float) -> None:
+    """Of many types, what two of them do without the others, where that may be better than what is known."""
+    problem = best.problem
+    speeds = [
+        len(members) / max(_objective(problem, best.goal, cost(problem, single(problem, members[0]))), 1e-9)
+        for members in types.members
+    ]
+    pairs = sorted(combinations(range(len(speeds)), 2), key=lambda pair: -sum(speeds[t] for t in pair))
+    for pair in pairs[:PAIRS]:
+        devices = sorted(d for t in pair for d in types.members[t])
+        part = among(problem, devices)
+        found = _Best(part, best.goal)
+        _by_cuts(found, types_of(part), gap)
+        if found.placement is not None:
+            best.offer([tuple(tuple(devices[d] for d in where) for where in found.placement)])
 
 
 def _by_search(best: _Best, starts: Sequence[Placement], gap: float) -> None:

@@ -89,6 +89,23 @@ def between_types(problem: Problem, types: Types) -> Problem:
     )
 
 
+def among(problem: Problem, devices: Sequence[int]) -> Problem:
+    """The problem on some of its devices."""
+    place = {d: index for index, d in enumerate(devices)}
+    domains = [(size, tuple(place[d] for d in members if d in place)) for size, members in problem.domains]
+    return replace(
+        problem,
+        devices=tuple(problem.devices[d] for d in devices),
+        links={(place[s], place[d]): link for (s, d), link in problem.links.items() if {s, d} <= set(place)},
+        overheads=tuple(problem.overheads[d] for d in devices),
+        domains=tuple((size, members) for size, members in domains if members),
+        units=tuple(
+            replace(unit, times=tuple(tuple(times[d] for d in devices) for times in unit.times))
+            for unit in problem.units
+        ),
+    )
+
+
 def expanded(model: LoadModel, types: Types, chosen: Sequence[int], order: Devices) -> Devices:
     """A device for each unit from a type for each: runs, or pieces of some size, whichever turns out best.
 
