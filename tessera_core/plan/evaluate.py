@@ -50,6 +50,8 @@ def defects(plan: Plan, trace: Trace, deps: Deps) -> list[str]:
         for name in ("resource_us", "latency_us", "interval_us"):
             what = f"route {item.route}: {name} of the cycle"
             _compare(found, what, cycles[item.route][name], getattr(item, name))
+        if cycles[item.route]["simulated_us"] < item.interval_us * (1 - TOLERANCE):
+            found.append(f"route {item.route}: simulated_us of the cycle is below its bound")
     if found:
         return found
     paces = {
