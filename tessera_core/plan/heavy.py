@@ -100,20 +100,13 @@ def _tied(problem: Problem, most_us: float) -> tuple[Problem, list[int]]:
             unit = parent[unit]
         return unit
 
-    def join(units: Sequence[int]) -> None:
-        alone = [unit for unit in units if not problem.units[unit].replicable]
-        for unit in alone[1:]:
-            parent[root(unit)] = root(alone[0])
-
     flows = []
     for flow in problem.flows:
         heavy = crossing_us(problem, flow) > most_us * (1 + WITHIN_US)
         flows.append(replace(flow, size=flow.size * PROHIBITIVE) if heavy else flow)
-        if heavy and not problem.units[flow.producer].replicable:
-            join((flow.producer, *flow.consumers))
-    for family in problem.families:
-        if not family.writers:  # it has one home
-            join(family.units)
+        for unit in (flow.producer, *flow.consumers) if heavy else ():
+            if not problem.units[unit].replicable and not problem.units[flow.producer].replicable:
+                parent[root(unit)] = root(flow.producer)
     parts: dict[int, list[int]] = {}
     for unit in range(len(problem.units)):
         parts.setdefault(root(unit), []).append(unit)

@@ -1,10 +1,10 @@
 """The placement with the least interval at a given number of slots, or the least serial latency, with a lower bound
 that no placement undercuts in this cost model.
 
-Devices of at most two types are solved by cuts: their mix gives the bound, and the placement nearest to it is
-improved by local search. Small problems, and those that a memory limit makes hard, are then handed to HiGHS with
-the best placement found. Of more than two types, large problems have a looser bound, from which transfers are left
-out.
+Devices of at most two types are solved by cuts: their mix gives the bound, which then learns what is too heavy to
+cross, and the placements nearest to the mix are improved by local search. Small problems, and those that a memory limit
+makes hard, are then handed to HiGHS with the best placement found. Of more than two types, large problems have a looser
+bound, from which transfers are left out but for the heaviest.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@ devices made from one of the types.
 
 All devices of a type together do at least what the type does, so a type that is n devices takes 1/n of the time,
 and what moves between two of them is left out: no placement undercuts that. A placement of the types becomes one of
-the devices by cutting each type's kernels, in program order, into runs of equal time.
+the devices by cutting each type's kernels, in program order, into runs of equal time, one for each device, or into
+more and smaller pieces, which even out the devices and spread what is shipped over their links.
 """
 
 from __future__ import annotations
