@@ -1,4 +1,4 @@
-"""``python -m benchmarks.planner [--artifacts FOLDER] [MODEL or generated ...]``: see the package.
+"""``python -m benchmarks.planner [--bars] [--artifacts FOLDER] [MODEL or generated ...]``: see the package.
 
 Seconds count from artifacts that are read, and before the cost model is built, to the placement; imports are made
 before. Bars are held to the process's seconds, since other work on the machine lengthens those on the clock; both
@@ -43,6 +43,7 @@ def main() -> int:
     parser.add_argument("subjects", nargs="*", default=[*MODELS, GENERATED])
     parser.add_argument("--artifacts", type=Path, help="where artifacts are kept; else a temporary folder")
     parser.add_argument("--devices", type=int, nargs="*", help="clusters of so many devices only")
+    parser.add_argument("--bars", action="store_true", help="only what a bar is held to")
     asked = parser.parse_args()
     shapes = [shape for shape in SHAPES if not asked.devices or shape.devices in asked.devices]
     with tempfile.TemporaryDirectory() as temporary:
@@ -54,6 +55,8 @@ def main() -> int:
             for shape, gbit_per_s, maker in _problems(folder, name, shapes):
                 for limits in get_args(Limits):
                     for cell, gap, most_s in _targets(shape, limits):
+                        if asked.bars and not _held(shape, limits, most_s):
+                            continue
                         title = ", ".join((name, shape.name, f"{gbit_per_s} Gb/s", cell))
                         results[title] = found = repeated(maker, shape.slots, limits, gap, most_s)
                         bars += _bars(title, shape, limits, gap, most_s, found)
@@ -92,11 +95,16 @@ def _targets(shape: Shape, limits: Limits) -> list[tuple[str, float, float]]:
     return [("to 1%", PAIR_GAP, PAIR_SECONDS if shape.devices == 2 else float("inf"))]
 
 
+def _held(shape: Shape, limits: Limits, most_s: float) -> bool:
+    """Whether there is a bar for such cells."""
+    return most_s < float("inf") and (limits == "none" or shape.devices == 2)
+
+
 def _bars(
     title: str, shape: Shape, limits: Limits, gap: float, most_s: float, found: dict[str, Any]
 ) -> list[Bar]:
     """The claims that a cell is held to."""
-    if most_s == float("inf") or (limits != "none" and shape.devices != 2):
+    if not _held(shape, limits, most_s):
         return []
     if limits != "none" and found["gap"] is None:
         return []  # it says what is short
