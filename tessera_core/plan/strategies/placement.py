@@ -10,6 +10,7 @@ from tessera_core.plan.predict import RouteChoice
 from tessera_core.plan.problem import Problem
 from tessera_core.plan.setting import Choice, Setting
 from tessera_core.plan.shortage import placement_shortage
+from tessera_core.plan.strategies.halves import AttentionFfn, PrefillDecode
 from tessera_core.plan.strategies.placed import NEARLY, ceiling, settled_candidate, simulated_merit
 from tessera_core.plan.strategies.strategy import Candidate, Strategy, slot_choices, smallest
 from tessera_core.plan.throughput import charged, minimise, relaxed_bound_us
@@ -58,6 +59,8 @@ def _roomy(setting: Setting, choice: Choice) -> tuple[Problem, list[Placement]]:
     for slots in slot_choices(setting):
         problem = setting.problem(choice, devices, slots, setting.condition(len(devices)))
         starts = starting_points(problem)
+        for halves in (PrefillDecode(), AttentionFfn()):
+            starts += halves.starting_points(setting, problem)
         if any(cost(problem, start).excess_bytes == 0 for start in starts):
             break
     return problem, starts
