@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from tessera_core.execute.segments import RouteModel
 from tessera_core.execute.simulator import BatchPlan, completions, simulate, steady_interval
 
-LARGEST_SPANS = 24_000
-"""Spans that the simulation of a full pipeline may take, a second or so: rates are brought down to that."""
+LARGEST_SPANS = 60_000
+"""Spans that the simulation of a full pipeline may take, one to four seconds: rates are brought down to that. A plan
+of Llama-3-8B's prefill and decode with 252 crossings then comes within 0.2% of all its spans; at 24,000, 15% off."""
 WARM, MEASURED, COOL = 2, 3, 1
 """Batches per slot: while the pipeline fills, that are measured, and while it drains."""
 COUNTED = 12

@@ -14,11 +14,11 @@ from typing import Any
 
 from tessera_core.deps.graph import Deps
 from tessera_core.execute.cycle import Pace, simulated_rates, steady_pace
-from tessera_core.execute.segments import plan_routes
+from tessera_core.execute.segments import RouteModel, plan_routes
 from tessera_core.execute.simulator import steady_interval
 from tessera_core.plan.assemble import assignments, home_rows, transfers
 from tessera_core.plan.cluster import Cluster
-from tessera_core.plan.figures import Evaluation, cycle_of, evaluate, objective_us, speed
+from tessera_core.plan.figures import Cycle, Evaluation, cycle_of, evaluate, objective_us, speed
 from tessera_core.plan.ir import Assignment, Plan, PlanDevice, Route
 from tessera_core.plan.placement import Placement, cost
 from tessera_core.plan.problem import Problem
@@ -60,66 +60,16 @@ def predicted(
 
     ``bound_us``: no plan of this strategy has a lower objective in the cost model; None: this is the only one.
     """
-    times, cluster = origin.times, origin.cluster
-
-    def kernel_us(signature: str, device_type: str) -> float:
-        return times.time(signature, device_type, condition).median_us
-
-    plan = Plan(
-        devices=tuple(
-            PlanDevice(
-                name=d.name, type=d.type, capacity_bytes=d.capacity_bytes, memory_domain=d.memory_domain
-            )
-            for d in cluster.devices
-        ),
-        routes=tuple(
-            Route(
-                route=number,
-                share=1.0,
-                batch=choice.problem.programs[-1].batch,
-                slots=choice.problem.slots,
-                programs=tuple(program.name for program in choice.problem.programs),
-                rates=choice.problem.rates,
-            )
-            for number, choice in enumerate(routes)
-        ),
-        assignments=tuple(
-            row
-            for number, choice in enumerate(routes)
-            for row in assignments(choice.problem, choice.placement, number, kernel_us)
-        ),
-        transfers=tuple(
-            row
-            for number, choice in enumerate(routes)
-            for row in transfers(choice.problem, choice.placement, number)
-        ),
-        homes=tuple(
-            row
-            for number, choice in enumerate(routes)
-            for row in home_rows(choice.problem, choice.placement, number)
-        ),
-        facts={
-            **origin.digests,
-            "policy": origin.policy,
-            "strategy": strategy,
-            "requested": strategy,
-            "condition": _condition_used(origin, routes, condition),
-            "targets": list(origin.targets),
-            "link": _links(cluster),
-            "overhead": [
-                {"device": d.name, "overhead_us": times.overhead_us(d.type)} for d in cluster.devices
-            ],
-            "compared": [],
-        },
-    )
+    plan = _unweighed(origin, routes, strategy, condition)
     real = evaluate(plan, origin.trace, origin.deps)
     _cross_check(routes, real)
+    models = plan_routes(plan, origin.trace)
     simulated = {
         (model.route, program.name): steady_interval(model, program.name)
-        for model in plan_routes(plan, origin.trace)
+        for model in models
         for program in model.programs
     }
-    paces = _paces(plan, origin.trace, real)
+    paces = _paces(plan, origin.trace, models, real.cycles)
     pace = speed(plan.routes, paces)
     total = sum(pace.requests_per_s)
     plan = replace(
@@ -130,7 +80,7 @@ def predicted(
         ),
     )
     objective = objective_us(plan, real)
-    capacities = {device.name: device.capacity_bytes for device in cluster.devices}
+    capacities = {device.name: device.capacity_bytes for device in origin.cluster.devices}
     prediction: dict[str, Any] = {
         "objective_us": objective,
         "lower_bound_us": 0.0,
@@ -185,7 +135,75 @@ def bounded(plan: Plan, bound_us: float) -> Plan:
     return replace(plan, facts={**plan.facts, "prediction": {**prediction, **stated}})
 
 
-def _paces(plan: Plan, trace: Trace, real: Evaluation) -> dict[int, Pace]:
+def simulated_tokens_per_s(origin: Origin, routes: Sequence[RouteChoice], condition: Condition) -> float:
+    """Tokens a second of ``routes`` in simulation: what :func:`predicted` states, and nothing else of it."""
+    plan = _unweighed(origin, routes, "placement", condition)
+    models = plan_routes(plan, origin.trace)
+    cycles = [
+        cycle_of(plan, route, origin.trace, model) for route, model in zip(plan.routes, models, strict=True)
+    ]
+    return speed(plan.routes, _paces(plan, origin.trace, models, cycles)).tokens_per_s
+
+
+def _unweighed(origin: Origin, routes: Sequence[RouteChoice], strategy: str, condition: Condition) -> Plan:
+    """The plan of ``routes`` without predictions."""
+    times, cluster = origin.times, origin.cluster
+
+    def kernel_us(signature: str, device_type: str) -> float:
+        return times.time(signature, device_type, condition).median_us
+
+    return Plan(
+        devices=tuple(
+            PlanDevice(
+                name=d.name, type=d.type, capacity_bytes=d.capacity_bytes, memory_domain=d.memory_domain
+            )
+            for d in cluster.devices
+        ),
+        routes=tuple(
+            Route(
+                route=number,
+                share=1.0,
+                batch=choice.problem.programs[-1].batch,
+                slots=choice.problem.slots,
+                programs=tuple(program.name for program in choice.problem.programs),
+                rates=choice.problem.rates,
+            )
+            for number, choice in enumerate(routes)
+        ),
+        assignments=tuple(
+            row
+            for number, choice in enumerate(routes)
+            for row in assignments(choice.problem, choice.placement, number, kernel_us)
+        ),
+        transfers=tuple(
+            row
+            for number, choice in enumerate(routes)
+            for row in transfers(choice.problem, choice.placement, number)
+        ),
+        homes=tuple(
+            row
+            for number, choice in enumerate(routes)
+            for row in home_rows(choice.problem, choice.placement, number)
+        ),
+        facts={
+            **origin.digests,
+            "policy": origin.policy,
+            "strategy": strategy,
+            "requested": strategy,
+            "condition": _condition_used(origin, routes, condition),
+            "targets": list(origin.targets),
+            "link": _links(cluster),
+            "overhead": [
+                {"device": d.name, "overhead_us": times.overhead_us(d.type)} for d in cluster.devices
+            ],
+            "compared": [],
+        },
+    )
+
+
+def _paces(
+    plan: Plan, trace: Trace, models: Sequence[RouteModel], cycles: Sequence[Cycle]
+) -> dict[int, Pace]:
     """By route: its pace in simulation.
 
     Where a batch is too long to be simulated, its rates are brought down together, and what dispatch loses then
@@ -193,7 +211,7 @@ def _paces(plan: Plan, trace: Trace, real: Evaluation) -> dict[int, Pace]:
     done ahead than it ends with, so no pace is taken to be below its bound.
     """
     paces = {}
-    for item, model, route in zip(real.cycles, plan_routes(plan, trace), plan.routes, strict=True):
+    for item, model, route in zip(cycles, models, plan.routes, strict=True):
         rates = simulated_rates(model, route.rates)
         bound = item.interval_us
         if rates != route.rates:

@@ -12,7 +12,7 @@ from tessera_core.plan.evaluate import defects, input_defects
 from tessera_core.plan.ir import Plan, save_plan
 from tessera_core.plan.predict import Origin
 from tessera_core.plan.setting import Setting
-from tessera_core.plan.strategies import compare
+from tessera_core.plan.strategies.compare import compare
 from tessera_core.profile.catalogue import Catalogue, catalogue
 from tessera_core.profile.merge import conflict_table, load_profiles
 from tessera_core.profile.times import Times

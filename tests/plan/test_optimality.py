@@ -20,7 +20,9 @@ from tessera_core.plan.needs import program_needs
 from tessera_core.plan.placement import settled, single, starting_points, trimmed
 from tessera_core.plan.predict import Origin, RouteChoice, predicted
 from tessera_core.plan.problem import Problem, build_problem
+from tessera_core.plan.setting import Setting
 from tessera_core.plan.solver import Effort
+from tessera_core.plan.strategies.compare import compare
 from tessera_core.plan.throughput import minimise, relaxed_bound_us
 from tests.plan.graphs import Graph, cluster_of, origin_of, plan_of, times_of
 
@@ -263,3 +265,16 @@ def test_an_optimum_that_the_solver_mislays_is_found_again(monkeypatch: pytest.M
     monkeypatch.setattr(solver, "_quiet", lambda make: Forgetful(quiet(make)))
     found = minimise(problem, "latency", start, EXACT)
     assert found.placement == expected.placement != start[0]
+
+
+@settings(max_examples=10, deadline=None)
+@given(cases())
+def test_auto_is_never_worse_than_a_baseline(case: tuple[Graph, Origin, tuple[int, ...]]) -> None:
+    _, origin, _ = case
+    made, _ = compare(Setting(origin=origin, in_flight=None, output_tokens=4), "auto")
+    baselines = [row["tokens_per_s"] for row in made.facts["compared"] if row["strategy"] != "placement"]
+    assert made.facts["prediction"]["tokens_per_s"] >= max(baselines) * (1 - 1e-9)
+    for row in made.facts["compared"]:
+        assert row["feasible"] == (row["tokens_per_s"] > 0)
+    if made.facts["strategy"] == "placement":
+        assert made.facts["prediction"]["probability_best"] > 0.9 or not any(baselines)

@@ -26,6 +26,11 @@ class Halves(Shared):
     def first(self, setting: Setting, problem: Problem) -> list[bool]:
         """Of each unit, whether it goes to the first group."""
 
+    def starting_points(self, setting: Setting, problem: Problem) -> list[Placement]:
+        """Its placements on more than two devices, none where it cannot be: what the solvers don't start from."""
+        few = len(problem.devices) <= 2
+        return [] if few or self.refusal(setting) else self.placements(setting, problem)
+
     def placements(self, setting: Setting, problem: Problem) -> list[Placement]:
         """Both ways round; within a group of several devices, runs of layers whose ends move while that helps."""
         chosen = [0 if first else 1 for first in self.first(setting, problem)]

@@ -4,18 +4,16 @@ simulation, and slots given back that don't make it faster.
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
 from tessera_core.plan.cluster import GIGABYTE
-from tessera_core.plan.ir import Plan
 from tessera_core.plan.placement import Placement, cost
-from tessera_core.plan.predict import RouteChoice, bounded, predicted
+from tessera_core.plan.predict import RouteChoice, predicted, simulated_tokens_per_s
 from tessera_core.plan.problem import Problem
 from tessera_core.plan.setting import Setting
-from tessera_core.plan.strategies.strategy import Candidate, Strategy, plan_merit, slot_choices, smallest
+from tessera_core.plan.strategies.strategy import Candidate, Strategy, slot_choices, smallest
 from tessera_core.plan.throughput import relaxed_bound_us
 
 NEARLY = 0.98
@@ -55,27 +53,16 @@ class Shared(Strategy):
                         for merit, found in fitting[:SIMULATED]
                     ]
                     break
-        best: tuple[float, Plan, RouteChoice] | None = None
-        for merit, route in sorted(rated, key=lambda item: -item[0]):
-            if best is not None and merit <= best[0]:
+        best: tuple[float, RouteChoice] | None = None
+        for least, route in sorted(rated, key=lambda item: -item[0]):
+            if best is not None and least <= best[0]:
                 break  # no simulation is faster than its bound
-            plan = placed(setting, route, self.name)
-            if best is None or plan_merit(setting, plan) > best[0]:
-                best = (plan_merit(setting, plan), plan, route)
+            merit = simulated_merit(setting, route)
+            if best is None or merit > best[0]:
+                best = (merit, route)
         if best is None:
             return self.none(self._shortage(setting))
-        _, plan, route = best
-        if setting.in_flight is None and route.problem.slots > 1:
-            plan, route = fewer_slots(setting, plan, route)
-        if not plan.facts["prediction"]["lower_bound_us"]:
-            plan = bounded(plan, relaxed_bound_us(route.problem, setting.goal))
-        return Candidate(
-            strategy=self.name,
-            plan=plan,
-            routes=(route,),
-            condition=setting.condition(len(devices)),
-            reason=f"{len(plan.transfers)} transfers over one iteration of each program",
-        )
+        return settled_candidate(setting, self.name, *best, None)
 
     def _fitting(self, setting: Setting, problem: Problem) -> list[tuple[float, Placement]]:
         """Those that fit with their merit by formula, the best first."""
@@ -99,10 +86,28 @@ class Shared(Strategy):
         )
 
 
-def placed(setting: Setting, route: RouteChoice, strategy: str, bound_us: float = 0.0) -> Plan:
-    """The plan of one route over all devices; ``bound_us`` as :func:`bounded` takes it."""
+def settled_candidate(
+    setting: Setting, strategy: str, merit: float, route: RouteChoice, bound_us: float | None
+) -> Candidate:
+    """The plan of a route over all devices that has ``merit``, with no more slots than it needs.
+
+    ``bound_us``: no plan of the strategy has a lower objective at the route's slots. Where that is None, or slots were
+    given back, the bound holds for any placement, whatever memory there is: fewer slots leave more room.
+    """
+    fewer = route
+    if setting.in_flight is None and route.problem.slots > 1:
+        fewer = _fewer_slots(setting, merit, route)
+    if bound_us is None or fewer is not route:
+        bound_us = relaxed_bound_us(fewer.problem, setting.goal)
     condition = setting.condition(len(route.problem.devices))
-    return predicted(setting.origin, [route], strategy=strategy, condition=condition, bound_us=bound_us)
+    plan = predicted(setting.origin, [fewer], strategy=strategy, condition=condition, bound_us=bound_us)
+    return Candidate(
+        strategy=strategy,
+        plan=plan,
+        routes=(fewer,),
+        condition=condition,
+        reason=f"{len(plan.transfers)} transfers over one iteration of each program",
+    )
 
 
 def ceiling(setting: Setting, problem: Problem, objective_us: float) -> float:
@@ -112,21 +117,28 @@ def ceiling(setting: Setting, problem: Problem, objective_us: float) -> float:
     return worth / max(objective_us, 1e-9)
 
 
-def fewer_slots(setting: Setting, plan: Plan, route: RouteChoice) -> tuple[Plan, RouteChoice]:
-    """The same placement with just enough slots to hide its latency, where that is nearly as fast.
+def simulated_merit(setting: Setting, route: RouteChoice) -> float:
+    """The merit (:func:`plan_merit`) of the plan of a route over all devices."""
+    problem = route.problem
+    if setting.goal == "latency":
+        return ceiling(setting, problem, cost(problem, route.placement).latency_us(problem.rates))
+    return simulated_tokens_per_s(setting.origin, [route], setting.condition(len(problem.devices)))
 
-    Every slot costs memory and makes each request wait longer for its next token. The bound is stated anew,
-    without memory: fewer slots leave more room than the solver had.
+
+def _fewer_slots(setting: Setting, merit: float, route: RouteChoice) -> RouteChoice:
+    """The same placement with just enough slots to hide its latency, or some more, where that is nearly as fast.
+
+    Every slot costs memory and makes each request wait longer for its next token.
     """
-    (row,) = plan.facts["prediction"]["cycles"]
-    enough = math.ceil(row["latency_us"] / max(row["resource_us"], 1e-9) - 1e-9)
-    strategy = str(plan.facts["strategy"])
-    for slots in range(enough, min(enough + 2, route.problem.slots)):
+    figures = cost(route.problem, route.placement)
+    serial = figures.latency_us(route.problem.rates)
+    enough = max(int(serial / max(figures.cycle_resource_us, 1e-9)), 1)
+    tried = {enough, enough + 1, 2 * enough, 3 * enough}
+    for slots in sorted(slots for slots in tried if slots < route.problem.slots):
         smaller = RouteChoice(problem=replace(route.problem, slots=slots), placement=route.placement)
-        other = placed(setting, smaller, strategy)
-        if plan_merit(setting, other) >= NEARLY * plan_merit(setting, plan):
-            return bounded(other, relaxed_bound_us(smaller.problem, setting.goal)), smaller
-    return plan, route
+        if simulated_merit(setting, smaller) >= NEARLY * merit:
+            return smaller
+    return route
 
 
 def split_groups(kinds: Sequence[str]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:

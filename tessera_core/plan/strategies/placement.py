@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tessera_core.plan.ir import Plan
 from tessera_core.plan.placement import Placement, cost, starting_points
 from tessera_core.plan.predict import RouteChoice
 from tessera_core.plan.problem import Problem
 from tessera_core.plan.setting import Choice, Setting
 from tessera_core.plan.shortage import placement_shortage
-from tessera_core.plan.strategies.placed import NEARLY, ceiling, fewer_slots, placed
-from tessera_core.plan.strategies.strategy import Candidate, Strategy, plan_merit, slot_choices, smallest
+from tessera_core.plan.strategies.halves import AttentionFfn, PrefillDecode
+from tessera_core.plan.strategies.placed import NEARLY, ceiling, settled_candidate, simulated_merit
+from tessera_core.plan.strategies.strategy import Candidate, Strategy, slot_choices, smallest
 from tessera_core.plan.throughput import charged, minimise, relaxed_bound_us
 
 CROSSING_SHARE = 0.005
@@ -33,7 +33,7 @@ class KernelPlacement(Strategy):
     def best(self, setting: Setting) -> Candidate:
         """Its best plan, or why there is none."""
         devices = setting.origin.cluster.devices
-        best: tuple[float, Plan, RouteChoice] | None = None
+        best: tuple[float, RouteChoice, float] | None = None
         roomy = [_roomy(setting, choice) for choice in setting.choices]
         ceilings = [_ceiling(setting, problem) for problem, _ in roomy]
         for index in sorted(range(len(roomy)), key=lambda i: -ceilings[i]):
@@ -43,24 +43,14 @@ class KernelPlacement(Strategy):
             contenders, bound = _contenders(setting, problem, starts)
             for found in contenders:
                 route = RouteChoice(problem=problem, placement=found)
-                plan = placed(setting, route, self.name, bound)
-                merit = plan_merit(setting, plan)
+                merit = simulated_merit(setting, route)
                 if best is None or merit > best[0]:
-                    best = (merit, plan, route)
+                    best = (merit, route, bound)
         if best is None:
             condition = setting.condition(len(devices))
             problem = setting.problem(smallest(setting), devices, setting.in_flight or 1, condition)
             return self.none(placement_shortage(problem))
-        _, plan, route = best
-        if setting.in_flight is None and route.problem.slots > 1:
-            plan, route = fewer_slots(setting, plan, route)
-        return Candidate(
-            strategy=self.name,
-            plan=plan,
-            routes=(route,),
-            condition=setting.condition(len(devices)),
-            reason=f"{len(plan.transfers)} transfers over one iteration of each program",
-        )
+        return settled_candidate(setting, self.name, *best)
 
 
 def _roomy(setting: Setting, choice: Choice) -> tuple[Problem, list[Placement]]:
@@ -69,6 +59,8 @@ def _roomy(setting: Setting, choice: Choice) -> tuple[Problem, list[Placement]]:
     for slots in slot_choices(setting):
         problem = setting.problem(choice, devices, slots, setting.condition(len(devices)))
         starts = starting_points(problem)
+        for halves in (PrefillDecode(), AttentionFfn()):
+            starts += halves.starting_points(setting, problem)
         if any(cost(problem, start).excess_bytes == 0 for start in starts):
             break
     return problem, starts

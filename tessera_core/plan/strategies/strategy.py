@@ -12,7 +12,8 @@ from tessera_core.plan.setting import Choice, Setting
 from tessera_core.profile.times import Condition
 
 SLOT_CHOICES = (8, 4, 2, 1)
-"""Numbers of batches in flight that are tried where none is fixed."""
+"""Numbers of batches in flight that are tried where none is fixed; on more than four devices also two and one for
+each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,10 @@ def slot_choices(setting: Setting) -> tuple[int, ...]:
     """Numbers of batches in flight that are tried, the most first."""
     if setting.in_flight is not None:
         return (setting.in_flight,)
-    return (1,) if setting.goal == "latency" else SLOT_CHOICES
+    if setting.goal == "latency":
+        return (1,)
+    devices = len(setting.origin.cluster.devices)
+    return tuple(sorted({*SLOT_CHOICES, *((2 * devices, devices) if devices > 4 else ())}, reverse=True))
 
 
 def plan_merit(setting: Setting, plan: Plan) -> float:
