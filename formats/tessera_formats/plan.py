@@ -139,12 +139,36 @@ _INTERVAL = Record(
         ),
     )
 )
+_CYCLE = Record(
+    (
+        Field(name="route", type="integer", meaning="route", minimum=0),
+        Field(
+            name="resource_us",
+            type="number",
+            meaning="busiest resource's least time per batch of requests, all programs together",
+            minimum=0,
+        ),
+        Field(
+            name="latency_us",
+            type="number",
+            meaning="a batch alone, until its slot takes the next",
+            minimum=0,
+        ),
+        Field(name="interval_us", type="number", meaning="bound: no pipeline is faster", minimum=0),
+        Field(
+            name="simulated_us", type="number", meaning="interval between batches in simulation", minimum=0
+        ),
+        Field(
+            name="token_us", type="number", meaning="time between a request's tokens in simulation", minimum=0
+        ),
+    )
+)
 _PREDICTION = Record(
     (
         Field(
             name="objective_us",
             type="number",
-            meaning="device time per request batch that was minimised",
+            meaning="interval of the cycle (or latency of a batch) that was minimised",
             minimum=0,
         ),
         Field(
@@ -171,6 +195,13 @@ _PREDICTION = Record(
             minimum=0,
         ),
         Field(name="intervals", type="records", meaning="per route and program", inner=_INTERVAL),
+        Field(
+            name="cycles",
+            type="records",
+            meaning="per route, of a batch of requests; absent: programs take turns",
+            required=False,
+            inner=_CYCLE,
+        ),
     )
 )
 _LINK = Record(

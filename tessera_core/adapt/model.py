@@ -1,6 +1,7 @@
 """A plan as the adaptation sees it: its capacity and latency for a request, and its routes to be simulated.
 
-Capacity and latency come from the plan's own predicted intervals. What happens when batches of two plans share
+Capacity and latency come from the plan's own predicted intervals: a batch's cycle, shared out over its iterations as
+their own intervals are. What happens when batches of two plans share
 the devices comes from simulating their segments together.
 """
 
@@ -10,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tessera_core.execute.segments import RouteModel, plan_routes
+from tessera_core.plan.figures import overlap
 from tessera_core.plan.ir import Plan
 from tessera_core.program.ir import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramCost:
-    """A program on a route: requests it serves at once, interval in a full pipeline, one iteration alone."""
+    """A program on a route: requests it serves at once, an iteration's share of a batch's cycle in a full pipeline,
+    one iteration alone."""
 
     name: str
     batch: int
@@ -77,6 +80,7 @@ def plan_model(
     Raises :class:`ArtifactError` where plan and trace don't fit.
     """
     intervals = {(row["route"], row["program"]): row for row in plan.facts["prediction"]["intervals"]}
+    shares = overlap(plan)
     routes = []
     for route, model in zip(plan.routes, plan_routes(plan, trace), strict=True):
         factors = [corrections.get((route.route, program), 1.0) for program in route.programs]
@@ -88,7 +92,9 @@ def plan_model(
                     ProgramCost(
                         name=program,
                         batch=trace.program(program).batch,
-                        interval_us=(row["simulated_us"] or row["interval_us"]) * factor,
+                        interval_us=(row["simulated_us"] or row["interval_us"])
+                        * factor
+                        * shares[route.route],
                         latency_us=row["latency_us"] * factor,
                     )
                     for program, row, factor in zip(route.programs, rows, factors, strict=True)

@@ -155,19 +155,16 @@ def fed_input(
 
 def check_homes(trace: Trace, programs: Sequence[Program], placed: Placed) -> None:
     """State must be made, in the phase before, on every device that uses it: it never crosses."""
+    uses = [kernel_buffers(trace, program) for program in programs]
     for index, program in enumerate(programs[:-1]):
-        target = programs[fed_program(programs, index)]
+        following = fed_program(programs, index)
+        target = programs[following]
         for name, binding in target.bindings("state").items():
             if name not in program.bindings("state"):
                 continue
             source = trace.tensors[program.bindings("state")[name].tensor].buffer
-            made = _users(trace, program, source, placed[index])
-            lacking = (
-                _users(
-                    trace, target, trace.tensors[binding.tensor].buffer, placed[fed_program(programs, index)]
-                )
-                - made
-            )
+            made = _users(uses[index], source, placed[index])
+            lacking = _users(uses[following], trace.tensors[binding.tensor].buffer, placed[following]) - made
             if made and lacking:
                 raise ArtifactError(
                     f"plan: {min(lacking)} uses state {name} in {target.name} but not in {program.name}; "
@@ -241,7 +238,6 @@ def check_io(trace: Trace, programs: Sequence[Program], placed: Placed) -> None:
 
 
 def _users(
-    trace: Trace, program: Program, buffer: int, placed: Mapping[str, Mapping[int, float]]
+    uses: Sequence[frozenset[int]], buffer: int, placed: Mapping[str, Mapping[int, float]]
 ) -> set[str]:
-    uses = kernel_buffers(trace, program)
     return {device for device, kernels in placed.items() if any(buffer in uses[k] for k in kernels)}

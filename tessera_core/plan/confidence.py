@@ -55,24 +55,28 @@ def drawn_merit(origin: Origin, plan: Plan, routes: Sequence[RouteChoice], condi
     Under the throughput policy tokens a second; under latency batches a second with nothing overlapped, on the
     fastest route.
     """
-    stated = {(row["route"], row["program"]): row for row in plan.facts["prediction"]["intervals"]}
+    stated = {row["route"]: row for row in plan.facts["prediction"]["cycles"]}
     latency = plan.facts["policy"] == "latency"
     merits = []
     for route, choice in zip(plan.routes, routes, strict=True):
         figures = cost(choice.problem, choice.placement)
-        each = np.zeros(DRAWS)
-        for p, (name, rate) in enumerate(zip(route.programs, route.rates, strict=True)):
-            row = stated[route.route, name]
-            loads, path = _changes(origin, choice, p, condition)
-            if latency:
-                each += rate * np.maximum(figures.serial_us[p] + loads.sum(axis=0), 1e-9)
-                continue
-            interval = np.max(np.array(figures.loads_us[p])[:, None] + loads, axis=0)
-            interval = np.maximum(interval, max(figures.wire_us[p], 1e-9))
-            if row["interval_us"] > row["resource_us"]:  # a batch's iterations wait for each other
+        changes = [_changes(origin, choice, p, condition) for p in range(len(route.programs))]
+        rated = list(zip(route.rates, changes, strict=True))
+        if latency:
+            serial = figures.latency_us(route.rates)
+            each = np.maximum(serial + sum(rate * loads.sum(axis=0) for rate, (loads, _) in rated), 1e-9)
+        else:
+            row = stated[route.route]
+            loads = np.array(figures.cycle_loads_us)[:, None] + sum(
+                rate * loads for rate, (loads, _) in rated
+            )
+            least = max([*figures.cycle_wires_us.values(), 1e-9])
+            interval = np.maximum(np.max(loads, axis=0), least)
+            if row["interval_us"] > row["resource_us"]:  # a slot's iterations wait for each other
+                path = sum(rate * path for rate, (_, path) in rated)
                 interval = np.maximum(interval, row["interval_us"] + path / route.slots)
             # What dispatch loses against the formula is taken to stay in proportion.
-            each += rate * interval * row["simulated_us"] / row["interval_us"]
+            each = interval * row["simulated_us"] / row["interval_us"]
         merits.append(1e6 / each if latency else 1e6 * route.batch * tokens_per_request(route) / each)
     best: Vector = np.max(merits, axis=0) if latency else np.sum(merits, axis=0)
     return best

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tessera_core.deps.graph import Deps, Edge
+from tessera_core.execute.cycle import Pace
 from tessera_core.plan.figures import (
     Evaluation,
     RouteView,
@@ -34,6 +35,7 @@ def defects(plan: Plan, trace: Trace, deps: Deps) -> list[str]:
     """Everything that is wrong with a plan, one line each; empty for a sound one."""
     found = structure_defects(plan, trace, deps) or statement_defects(plan)
     found += [f"no {name} is stated" for name in ("link", "overhead") if name not in plan.facts]
+    found += _cycle_defects(plan)
     if found:
         return found  # figures of a broken structure mean nothing
     real = evaluate(plan, trace, deps)
@@ -43,10 +45,19 @@ def defects(plan: Plan, trace: Trace, deps: Deps) -> list[str]:
         row = rows[it.route, it.program]
         for name in ("resource_us", "latency_us", "interval_us"):
             _compare(found, f"route {it.route}, {it.program}: {name}", row[name], getattr(it, name))
-    simulated = {(row["route"], row["program"]): row["simulated_us"] for row in stated["intervals"]}
+    cycles = {row["route"]: row for row in stated["cycles"]}
+    for item in real.cycles:
+        for name in ("resource_us", "latency_us", "interval_us"):
+            what = f"route {item.route}: {name} of the cycle"
+            _compare(found, what, cycles[item.route][name], getattr(item, name))
+        if cycles[item.route]["simulated_us"] < item.interval_us * (1 - TOLERANCE):
+            found.append(f"route {item.route}: simulated_us of the cycle is below its bound")
     if found:
         return found
-    pace = speed(plan.routes, simulated)
+    paces = {
+        route: Pace(cycle_us=row["simulated_us"], token_us=row["token_us"]) for route, row in cycles.items()
+    }
+    pace = speed(plan.routes, paces)
     _compare(found, "tokens_per_s", stated["tokens_per_s"], pace.tokens_per_s)
     _compare(found, "time_per_token_us", stated["time_per_token_us"], pace.time_per_token_us)
     _compare(found, "objective_us", stated["objective_us"], objective_us(plan, real))
@@ -116,6 +127,17 @@ def statement_defects(plan: Plan) -> list[str]:
             if overheads[device] != 1:
                 found.append(f"{overheads[device] or 'no'} segment overheads stated for {device}")
     return found
+
+
+def _cycle_defects(plan: Plan) -> list[str]:
+    """Whether each route states its cycle once."""
+    stated = Counter(row["route"] for row in plan.facts["prediction"].get("cycles", ()))
+    expected = Counter(route.route for route in plan.routes)
+    return [
+        f"route {number}: {stated[number] or 'no'} cycles stated"
+        for number in sorted(expected | stated)
+        if stated[number] != expected[number]
+    ]
 
 
 def input_defects(

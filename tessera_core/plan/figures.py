@@ -3,6 +3,9 @@
 Nothing here knows the cost model that solvers use (:mod:`tessera_core.plan.problem`); it states the same rules
 a second time. Latency, and how fast the iterations of one batch follow each other, are those of one slot alone
 under the workers' rule of dispatch.
+
+A plan's throughput is that of its *cycles*: a batch of requests is so many iterations of each program, and as slots
+are spread over the programs, every device and link does the work of all of them.
 """
 
 from __future__ import annotations
@@ -14,10 +17,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tessera_core.deps.graph import Deps
+from tessera_core.execute.cycle import Pace, batch_us
 from tessera_core.execute.segments import RouteModel, plan_routes
 from tessera_core.execute.simulator import BatchPlan, completions, simulate, steady_interval
 from tessera_core.plan.ir import Plan, Route
 from tessera_core.program.ir import IoBinding, Program, Trace
+
+Resource = str | tuple[str, str]
+"""A device by name, or the directed link between two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +45,20 @@ class Iteration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cycle:
+    """A batch of requests on a route.
+
+    ``resource_us``: what the busiest resource does at least for it. ``latency_us``: until its slot, alone, takes the
+    next one. ``interval_us``: no pipeline of the route's slots is faster.
+    """
+
+    route: int
+    resource_us: float
+    latency_us: float
+    interval_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """Bytes on a device."""
 
@@ -54,9 +75,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What a plan comes to, by route and program, and by device."""
+    """What a plan comes to, by route and program, by route, and by device."""
 
     iterations: tuple[Iteration, ...]
+    cycles: tuple[Cycle, ...]
     memory: tuple[Held, ...]
 
 
@@ -89,34 +111,60 @@ class RouteView:
 def evaluate(plan: Plan, trace: Trace, deps: Deps) -> Evaluation:
     """Figures of a structurally sound plan (see :func:`structure_defects`)."""
     views = [RouteView(plan, route, trace) for route in plan.routes]
+    iterations: list[Iteration] = []
+    cycles: list[Cycle] = []
+    for view, model in zip(views, plan_routes(plan, trace), strict=True):
+        repeat_us = [steady_interval(model, program.name, slots=1) for program in view.programs]
+        for program, again in zip(view.programs, repeat_us, strict=True):
+            iterations.append(_iteration(plan, view, program, trace, model, again))
+        cycles.append(_cycle(plan, view, trace, model, repeat_us))
     return Evaluation(
-        iterations=tuple(
-            _iteration(plan, view, program, trace, model)
-            for view, model in zip(views, plan_routes(plan, trace), strict=True)
-            for program in view.programs
-        ),
+        iterations=tuple(iterations),
+        cycles=tuple(cycles),
         memory=tuple(_held(plan, views, trace, deps)),
     )
 
 
-def speed(routes: Sequence[Route], intervals_us: Mapping[tuple[int, str], float]) -> Speed:
-    """Throughput of routes side by side; ``intervals_us`` by (route, program).
-
-    A slot's batch of requests takes ``rate`` intervals of each program, and as all slots are in one phase at a
-    time, batches leave at the rate-weighted sum. Requests follow the routes by speed.
-    """
-    requests: list[float] = []
-    paces: list[float] = []
-    for route in routes:
-        steps = [intervals_us[route.route, name] for name in route.programs]
-        requests.append(1e6 * route.batch / sum(r * step for r, step in zip(route.rates, steps, strict=True)))
-        paces.append(steps[-1] * route.slots)
+def speed(routes: Sequence[Route], paces: Mapping[int, Pace]) -> Speed:
+    """Throughput of routes side by side; ``paces`` by route. Requests follow the routes by speed."""
+    requests = [1e6 * route.batch / paces[route.route].cycle_us for route in routes]
     total = sum(requests)
     return Speed(
         requests_per_s=tuple(requests),
         tokens_per_s=sum(r * tokens_per_request(route) for r, route in zip(requests, routes, strict=True)),
-        time_per_token_us=sum(r / total * pace for r, pace in zip(requests, paces, strict=True)),
+        time_per_token_us=sum(
+            r / total * paces[route.route].token_us for r, route in zip(requests, routes, strict=True)
+        ),
     )
+
+
+def overlap(plan: Plan) -> dict[int, float]:
+    """By route: a batch's cycle in simulation over what its iterations take where every slot is in one program.
+
+    Less than one where programs keep different devices busy; 1 for a plan that states no cycles.
+    """
+    stated = {row["route"]: row["simulated_us"] for row in plan.facts["prediction"].get("cycles", ())}
+    apart = phase_sums(
+        plan.routes,
+        {
+            (row["route"], row["program"]): row["simulated_us"]
+            for row in plan.facts["prediction"]["intervals"]
+        },
+    )
+    return {
+        route: stated[route] / total if total and route in stated else 1.0 for route, total in apart.items()
+    }
+
+
+def phase_sums(routes: Sequence[Route], intervals_us: Mapping[tuple[int, str], float]) -> dict[int, float]:
+    """By route: rate-weighted sum of its programs' intervals; ``intervals_us`` by (route, program)."""
+    return {
+        route.route: sum(
+            rate * intervals_us[route.route, name]
+            for rate, name in zip(route.rates, route.programs, strict=True)
+        )
+        for route in routes
+    }
 
 
 def tokens_per_request(route: Route) -> int:
@@ -133,32 +181,19 @@ def families_of(program: Program, trace: Trace) -> dict[int, list[str]]:
     return bound
 
 
-def _iteration(plan: Plan, view: RouteView, program: Program, trace: Trace, model: RouteModel) -> Iteration:
+def _iteration(
+    plan: Plan, view: RouteView, program: Program, trace: Trace, model: RouteModel, again: float
+) -> Iteration:
+    """``again``: how fast one slot alone repeats the program."""
     links = {(row["source"], row["destination"]): row for row in plan.facts["link"]}
     overhead = {row["device"]: float(row["overhead_us"]) for row in plan.facts["overhead"]}
-    fed = {
-        trace.tensors[binding.tensor].buffer
-        for _, binding in feeding_outputs(view.programs, view.programs.index(program))
-    }
-    busy: dict[str, float] = defaultdict(float)
-    wires: dict[tuple[str, str], float] = defaultdict(float)
-    for item in program.kernels:
-        for device, duration in view.where[program.name, item.id].items():
-            busy[device] += duration
-    for device in busy:
-        busy[device] += overhead[device]
-    serial = sum(busy.values())
+    work = _work(plan, view, program, trace)
+    serial = sum(work.computing.values())
     for row in (row for row in view.sent if row.program == program.name):
         link = links[row.source, row.destination]
         wire = row.bytes * 8 / (link["gbit_per_s"] * 1e3)
-        busy[row.source] += link["send_us"] + (wire if link["occupies_sender"] else 0.0)
-        if not link["occupies_sender"]:
-            wires[row.source, row.destination] += wire
-        # What feeds the next iteration is taken in there, perhaps together with other things.
-        if row.buffer not in fed:
-            busy[row.destination] += link["receive_us"]
         serial += link["send_us"] + wire + link["latency_us"] + link["receive_us"] + overhead[row.destination]
-    resource = max([*busy.values(), *wires.values()])
+    resource = max([*work.once().values(), 0.0])
     once = BatchPlan(
         batch=0,
         route=0,
@@ -166,7 +201,6 @@ def _iteration(plan: Plan, view: RouteView, program: Program, trace: Trace, mode
         iterations=tuple(int(p.name == program.name) for p in model.programs),
     )
     alone = completions(simulate([replace(model, slots=1)], [once]))[0].end_us
-    again = steady_interval(model, program.name, slots=1)
     return Iteration(
         route=view.route.route,
         program=program.name,
@@ -174,6 +208,91 @@ def _iteration(plan: Plan, view: RouteView, program: Program, trace: Trace, mode
         latency_us=max(alone, again),
         serial_us=serial,
         interval_us=max(resource, again / view.route.slots),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Least time of each resource (a device, or a pair of them for a link) in an iteration: its kernels with a
+    segment's overhead, what it ships, and of that what is shipped only because it feeds the next iteration."""
+
+    computing: Mapping[Resource, float]
+    shipping: Mapping[Resource, float]
+    feeding: Mapping[Resource, float]
+
+    def once(self) -> dict[Resource, float]:
+        """All of an iteration."""
+        return self.times(1, 1)
+
+    def times(self, iterations: int, feeding: int) -> dict[Resource, float]:
+        """So many iterations, of which so many feed another."""
+        sums: dict[Resource, float] = defaultdict(float)
+        for part, count in (
+            (self.computing, iterations),
+            (self.shipping, iterations),
+            (self.feeding, feeding - iterations),
+        ):
+            for resource, time in part.items():
+                sums[resource] += count * time
+        return sums
+
+
+def _work(plan: Plan, view: RouteView, program: Program, trace: Trace) -> _Work:
+    links = {(row["source"], row["destination"]): row for row in plan.facts["link"]}
+    overhead = {row["device"]: float(row["overhead_us"]) for row in plan.facts["overhead"]}
+    fed = {
+        trace.tensors[binding.tensor].buffer
+        for _, binding in feeding_outputs(view.programs, view.programs.index(program))
+    }
+    computing: dict[Resource, float] = {}
+    shipping: dict[Resource, float] = defaultdict(float)
+    feeding: dict[Resource, float] = defaultdict(float)
+    for item in program.kernels:
+        for device, duration in view.where[program.name, item.id].items():
+            computing[device] = computing.get(device, overhead[device]) + duration
+    for row in (row for row in view.sent if row.program == program.name):
+        link = links[row.source, row.destination]
+        wire = row.bytes * 8 / (link["gbit_per_s"] * 1e3)
+        parts: list[tuple[Resource, float]] = [
+            (row.source, link["send_us"] + (wire if link["occupies_sender"] else 0.0))
+        ]
+        if not link["occupies_sender"]:
+            parts.append(((row.source, row.destination), wire))
+        # What feeds the next iteration is taken in there, perhaps together with other things.
+        if row.buffer not in fed:
+            parts.append((row.destination, link["receive_us"]))
+        for resource, time in parts:
+            shipping[resource] += time
+            if row.buffer in fed:
+                feeding[resource] += time
+    return _Work(computing, shipping, feeding)
+
+
+def cycle_of(plan: Plan, route: Route, trace: Trace, model: RouteModel) -> Cycle:
+    """The cycle of a route of the plan, at whatever rates ``route`` states."""
+    repeat_us = [steady_interval(model, name, slots=1) for name in route.programs]
+    return _cycle(plan, RouteView(plan, route, trace), trace, model, repeat_us)
+
+
+def _cycle(plan: Plan, view: RouteView, trace: Trace, model: RouteModel, repeat_us: Sequence[float]) -> Cycle:
+    """``repeat_us``: how fast one slot alone repeats each program.
+
+    The last iteration of a batch feeds no other; a route's only program is repeated without end.
+    """
+    rates = view.route.rates
+    last = max(index for index, rate in enumerate(rates) if rate)
+    sums: dict[Resource, float] = defaultdict(float)
+    for index, (program, rate) in enumerate(zip(view.programs, rates, strict=True)):
+        feeding = rate - 1 if index == last and len(rates) > 1 else rate
+        for resource, time in _work(plan, view, program, trace).times(rate, feeding).items():
+            sums[resource] += time
+    most = max([*sums.values(), 0.0])
+    alone = batch_us(model, rates, repeat_us)
+    return Cycle(
+        route=view.route.route,
+        resource_us=most,
+        latency_us=alone,
+        interval_us=max(most, alone / view.route.slots),
     )
 
 
@@ -249,6 +368,6 @@ def objective_us(plan: Plan, real: Evaluation) -> float:
             sum(r * serial[route.route, p] for r, p in zip(route.rates, route.programs, strict=True))
             for route in plan.routes
         )
-    intervals = {(it.route, it.program): it.interval_us for it in real.iterations}
+    intervals = {item.route: item.interval_us for item in real.cycles}
     largest = max(route.batch for route in plan.routes)
-    return 1e6 * largest / sum(speed(plan.routes, intervals).requests_per_s)
+    return largest / sum(route.batch / intervals[route.route] for route in plan.routes)

@@ -2,10 +2,10 @@
 unit runs.
 
 Columns, scaled so that times are near one: x[u,d] unit u runs on d; h[f,d] family f lives on d; z[t,s,d]
-flow t is sent from s to d; m[a,d] resident a lies on d; q[e] an edge of the fed path crosses; T[p] the
-interval (or serial latency) of program p. Everything but x settles at the value that x implies, so it is
-left continuous. The dual bound holds for every placement within this cost model: the path rows state a
-lower bound of the time between a batch's iterations, never an estimate.
+flow t is sent from s to d; m[a,d] resident a lies on d; q[e] an edge of the fed path crosses; T the interval of
+the cycle (or the serial latency of a batch). Everything but x settles at the value that x implies, so it is
+left continuous. The dual bound holds for every placement within this cost model: the path row states a
+lower bound of the time that a batch's iterations take, never an estimate.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Model:
         return first
 
 
-def build(problem: Problem, goal: Goal, scale: float) -> tuple[Model, list[int]]:
-    """The whole program; returns the columns of T."""
+def build(problem: Problem, goal: Goal, scale: float) -> tuple[Model, int]:
+    """The whole program; returns the column of T."""
     model = Model(problem, scale)
     rows, count = model.rows, len(problem.devices)
     devices = range(count)
@@ -70,12 +70,14 @@ def build(problem: Problem, goal: Goal, scale: float) -> tuple[Model, list[int]]
     lives = _family_rows(model)
     sent = _flow_rows(model)
     used = [_resident(model, resident) for resident in problem.activations]
-    intervals = [model.column(upper=infinity) for _ in problem.programs]
-    _time_rows(model, goal, intervals, sent, used)
+    interval = model.column(upper=infinity)
     if goal == "interval":
-        _path_rows(model, intervals)
+        _resource_rows(model, interval, sent, used)
+        _path_row(model, interval)
+    else:
+        _serial_row(model, interval, sent, used)
     _memory_rows(model, lives, sent, used)
-    return model, intervals
+    return model, interval
 
 
 def _family_rows(model: Model) -> list[int]:
@@ -132,67 +134,71 @@ def _resident(model: Model, resident: Resident) -> int:
     return first
 
 
-def _time_rows(
-    model: Model,
-    goal: Goal,
-    intervals: Sequence[int],
-    sent: Sequence[dict[tuple[int, int], int]],
-    used: Sequence[int],
+def _resource_rows(
+    model: Model, interval: int, sent: Sequence[dict[tuple[int, int], int]], used: Sequence[int]
 ) -> None:
+    """T is at least what each device and each directed link does in a cycle."""
     problem, count, scale = model.problem, len(model.problem.devices), model.scale
-    for p in range(len(problem.programs)):
-        loads: list[list[tuple[int, float]]] = [[] for _ in range(count)]
-        for u, unit in enumerate(problem.units):
-            for d in range(count):
-                if unit.times[p][d]:
-                    loads[d].append((u * count + d, unit.times[p][d] / scale))
-        for d in range(count):
-            loads[d].append((used[p] + d, problem.overheads[d] / scale))
-        wires: dict[tuple[int, int], list[tuple[int, float]]] = {pair: [] for pair in problem.links}
-        serial: list[tuple[int, float]] = []
-        for flow, pairs in zip(problem.flows, sent, strict=True):
-            if flow.program != p:
-                continue
-            for (s, d), column in pairs.items():
-                loads[s].append((column, problem.send_us(flow.size, s, d) / scale))
-                loads[d].append((column, problem.receive_us(flow, s, d) / scale))
-                wires[s, d].append((column, problem.link_us(flow.size, s, d) / scale))
-                serial.append((column, problem.cross_us(flow.size, s, d) / scale))
-        if goal == "interval":
-            for entries in [*loads, *wires.values()]:
-                model.rows.add([*entries, (intervals[p], -1.0)], -float("inf"), 0.0)
-        else:
-            computing = [
-                (u * count + d, unit.times[p][d] / scale)
-                for u, unit in enumerate(problem.units)
-                for d in range(count)
-            ]
-            opening = [(used[p] + d, problem.overheads[d] / scale) for d in range(count)]
-            entries = [*computing, *opening, *serial, (intervals[p], -1.0)]
-            model.rows.add(entries, -float("inf"), 0.0)
+    loads: list[list[tuple[int, float]]] = [[] for _ in range(count)]
+    wires: dict[tuple[int, int], list[tuple[int, float]]] = {pair: [] for pair in problem.links}
+    for d in range(count):
+        loads[d] += [
+            (u * count + d, times[d] / scale) for u, times in enumerate(problem.cycle_times) if times[d]
+        ]
+        for first, rate in zip(used, problem.rates, strict=True):
+            loads[d].append((first + d, rate * problem.overheads[d] / scale))
+    for flow, pairs in zip(problem.flows, sent, strict=True):
+        often = problem.shipped(flow) / scale
+        for (s, d), column in pairs.items():
+            loads[s].append((column, often * problem.send_us(flow.size, s, d)))
+            loads[d].append((column, often * problem.receive_us(flow, s, d)))
+            wires[s, d].append((column, often * problem.link_us(flow.size, s, d)))
+    for entries in [*loads, *wires.values()]:
+        model.rows.add([*entries, (interval, -1.0)], -float("inf"), 0.0)
 
 
-def _path_rows(model: Model, intervals: Sequence[int]) -> None:
-    """slots * T[p] is at least the time of the fed path, with what it costs to cross along it."""
+def _serial_row(
+    model: Model, interval: int, sent: Sequence[dict[tuple[int, int], int]], used: Sequence[int]
+) -> None:
+    """T is at least what a batch takes with nothing overlapped."""
+    problem, count, scale = model.problem, len(model.problem.devices), model.scale
+    entries = [
+        (u * count + d, times[d] / scale) for u, times in enumerate(problem.cycle_times) for d in range(count)
+    ]
+    for first, rate in zip(used, problem.rates, strict=True):
+        entries += [(first + d, rate * problem.overheads[d] / scale) for d in range(count)]
+    for flow, pairs in zip(problem.flows, sent, strict=True):
+        rate = problem.rates[flow.program]
+        entries += [
+            (column, rate * problem.cross_us(flow.size, s, d) / scale) for (s, d), column in pairs.items()
+        ]
+    model.rows.add([*entries, (interval, -1.0)], -float("inf"), 0.0)
+
+
+def _path_row(model: Model, interval: int) -> None:
+    """slots * T is at least the time of the fed paths, with what it costs to cross along them."""
     problem, count, scale = model.problem, len(model.problem.devices), model.scale
     sizes: dict[tuple[int, int], int] = {}
     for flow in problem.flows:
         for unit in () if flow.feeds else flow.consumers:
             pair = (flow.producer, unit)
             sizes[pair] = max(sizes.get(pair, 0), flow.size)
-    for p, path in enumerate(problem.paths):
-        entries = [(u * count + d, problem.units[u].times[p][d] / scale) for u in path for d in range(count)]
+    entries: list[tuple[int, float]] = [(interval, -float(problem.slots))]
+    for p, (rate, path) in enumerate(zip(problem.rates, problem.paths, strict=True)):
+        entries += [
+            (u * count + d, rate * problem.units[u].times[p][d] / scale) for u in path for d in range(count)
+        ]
         for before, after in pairwise(path):
             size = sizes.get((before, after))
             if size is None:
                 continue
             least = min(problem.cross_us(size, s, d) for s, d in problem.links)
             crossing = model.column()
-            entries.append((crossing, least / scale))
+            entries.append((crossing, rate * least / scale))
             for d in range(count):
                 row = ((after * count + d, 1.0), (before * count + d, -1.0), (crossing, -1.0))
                 model.rows.add(row, -float("inf"), 0.0)
-        model.rows.add([*entries, (intervals[p], -float(problem.slots))], -float("inf"), 0.0)
+    model.rows.add(entries, -float("inf"), 0.0)
 
 
 def _memory_rows(

@@ -25,27 +25,33 @@ MOVES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """A placement's figures in the cost model, per program; ``excess_bytes``: memory beyond what is there.
+    """A placement's figures in the cost model; ``excess_bytes``: memory beyond what is there.
 
-    ``loads_us[p][d]``: what device d does in an iteration of program p; ``wire_us[p]``: the busiest link;
-    ``path_us[p]``: what a batch's iterations take at least to follow each other.
+    ``loads_us[p][d]``: what device d does in an iteration of program p; ``resource_us[p]``: that of the busiest
+    device or link. Over a cycle, ``cycle_loads_us[d]``, ``cycle_wires_us[source, destination]``, and
+    ``cycle_path_us``: what one slot's iterations take at least to follow each other.
     """
 
     loads_us: tuple[tuple[float, ...], ...]
-    wire_us: tuple[float, ...]
     resource_us: tuple[float, ...]
     serial_us: tuple[float, ...]
-    path_us: tuple[float, ...]
+    cycle_loads_us: tuple[float, ...]
+    cycle_wires_us: Mapping[tuple[int, int], float]
+    cycle_path_us: float
     excess_bytes: int
     domain_bytes: tuple[int, ...]
 
-    def interval_us(self, rates: Sequence[int], slots: int) -> float:
-        """Rate-weighted bound on the intervals."""
-        pairs = zip(rates, self.resource_us, self.path_us, strict=True)
-        return sum(rate * max(load, path / slots) for rate, load, path in pairs)
+    @property
+    def cycle_resource_us(self) -> float:
+        """What the busiest device or link does in a cycle."""
+        return max(*self.cycle_loads_us, *self.cycle_wires_us.values(), 0.0)
+
+    def interval_us(self, slots: int) -> float:
+        """Interval of the cycle: no pipeline of so many slots is faster."""
+        return max(self.cycle_resource_us, self.cycle_path_us / slots)
 
     def latency_us(self, rates: Sequence[int]) -> float:
-        """Rate-weighted serial latency."""
+        """Serial latency of a batch: its iterations one after another."""
         return sum(rate * serial for rate, serial in zip(rates, self.serial_us, strict=True))
 
 
@@ -75,10 +81,14 @@ def cost(problem: Problem, placement: Placement) -> Cost:
     programs, devices = range(len(problem.programs)), range(len(problem.devices))
     load = [[0.0] * len(devices) for _ in programs]
     wire: list[dict[tuple[int, int], float]] = [defaultdict(float) for _ in programs]
+    cycle_load = [0.0 for _ in devices]
+    cycle_wire: dict[tuple[int, int], float] = defaultdict(float)
     serial = [0.0 for _ in programs]
     received = [0 for _ in devices]
     used = [[False] * len(devices) for _ in programs]
-    for unit, where in zip(problem.units, placement, strict=True):
+    for unit, times, where in zip(problem.units, problem.cycle_times, placement, strict=True):
+        for d in where:
+            cycle_load[d] += times[d]
         for p in {p for p, _ in unit.kernels}:
             for d in where:
                 load[p][d] += unit.times[p][d]
@@ -87,9 +97,14 @@ def cost(problem: Problem, placement: Placement) -> Cost:
     crossed: dict[tuple[int, int], float] = {}
     for index, s, d in crossings(problem, placement):
         flow = problem.flows[index]
-        load[flow.program][s] += problem.send_us(flow.size, s, d)
-        load[flow.program][d] += problem.receive_us(flow, s, d)
-        wire[flow.program][s, d] += problem.link_us(flow.size, s, d)
+        send, receive = problem.send_us(flow.size, s, d), problem.receive_us(flow, s, d)
+        link, times_shipped = problem.link_us(flow.size, s, d), problem.shipped(flow)
+        load[flow.program][s] += send
+        load[flow.program][d] += receive
+        wire[flow.program][s, d] += link
+        cycle_load[s] += times_shipped * send
+        cycle_load[d] += times_shipped * receive
+        cycle_wire[s, d] += times_shipped * link
         serial[flow.program] += problem.cross_us(flow.size, s, d)
         received[d] += flow.size
         for unit_index in () if flow.feeds else flow.consumers:
@@ -100,6 +115,7 @@ def cost(problem: Problem, placement: Placement) -> Cost:
         for d in devices:
             if used[p][d]:
                 load[p][d] += problem.overheads[d]
+                cycle_load[d] += problem.rates[p] * problem.overheads[d]
                 serial[p] += problem.overheads[d]
     path = [
         sum(problem.units[u].times[p][placement[u][0]] for u in problem.paths[p])
@@ -108,13 +124,13 @@ def cost(problem: Problem, placement: Placement) -> Cost:
     ]
     fixed = _memory(problem, placement, received)
     domain_bytes = tuple(sum(fixed[d] for d in members) for _, members in problem.domains)
-    wires = tuple(max(wire[p].values(), default=0.0) for p in programs)
     return Cost(
         loads_us=tuple(tuple(row) for row in load),
-        wire_us=wires,
-        resource_us=tuple(max(*load[p], wires[p]) for p in programs),
+        resource_us=tuple(max(*load[p], *wire[p].values(), 0.0) for p in programs),
         serial_us=tuple(serial),
-        path_us=tuple(path),
+        cycle_loads_us=tuple(cycle_load),
+        cycle_wires_us=dict(cycle_wire),
+        cycle_path_us=sum(rate * time for rate, time in zip(problem.rates, path, strict=True)),
         excess_bytes=sum(
             max(0, held - size) for held, (size, _) in zip(domain_bytes, problem.domains, strict=True)
         ),
@@ -193,28 +209,46 @@ def _settle(
 
 
 def starting_points(problem: Problem) -> list[Placement]:
-    """Single devices, and bands: the program cut into runs of kernels, one run per device.
+    """Single devices, bands, and of two devices a program on each.
 
-    Bands follow the layers where kernels know theirs, so that all programs of a route cut alike and state
-    stays where it is. Two devices get cuts all around the balanced one; with more, cuts start from the balanced
-    ones and move while that helps, and beyond three only the given order of devices is tried.
+    Two devices get cuts all around the balanced one.
     """
     count = len(problem.devices)
     found = [single(problem, d) for d in range(count)]
+    if count != 2:
+        return found + bands(problem)
+    depth = _depths(problem)
+    for order in ((0, 1), (1, 0)):
+        (balanced,) = _balanced(problem, order)
+        around = [balanced + (i - BAND_CUTS // 2) / (2 * BAND_CUTS) for i in range(BAND_CUTS + 1)]
+        found += [_bands(problem, depth, order, [c]) for c in around if 0 < c < 1]
+        if len(problem.programs) == 2:
+            found.append(settled(problem, [order[unit.kernels[0][0]] for unit in problem.units]))
+    return found
+
+
+def bands(problem: Problem) -> list[Placement]:
+    """The program cut into runs of kernels, one run per device.
+
+    Bands follow the layers where kernels know theirs, so that all programs of a route cut alike and state
+    stays where it is. Cuts start from the balanced ones and move while that helps, at last layer by layer; beyond
+    three devices only the given order is tried.
+    """
+    count = len(problem.devices)
     if count == 1:
-        return found
+        return []
     depth = _depths(problem)
     orders = list(permutations(range(count))) if count <= 3 else [tuple(range(count))]
-    total = [sum(sum(times[d] for times in unit.times) for unit in problem.units) for d in range(count)]
-    for order in orders:
-        speeds = [1 / max(total[d], 1e-9) for d in order]
-        balanced = [sum(speeds[: i + 1]) / sum(speeds) for i in range(count - 1)]
-        if count == 2:
-            around = [balanced[0] + (i - BAND_CUTS // 2) / (2 * BAND_CUTS) for i in range(BAND_CUTS + 1)]
-            found += [_bands(problem, depth, order, [c]) for c in around if 0 < c < 1]
-        else:
-            found += _moved_cuts(problem, depth, order, balanced)
-    return found
+    return [
+        band for order in orders for band in _moved_cuts(problem, depth, order, _balanced(problem, order))
+    ]
+
+
+def _balanced(problem: Problem, order: Sequence[int]) -> list[float]:
+    """Cuts by the speeds of the devices, as shares of the program."""
+    total = [sum(times[d] for times in problem.cycle_times) for d in order]
+    speeds = [1 / max(time, 1e-9) for time in total]
+    return [sum(speeds[: i + 1]) / sum(speeds) for i in range(len(order) - 1)]
 
 
 def _bands(
@@ -230,11 +264,12 @@ def _moved_cuts(
 
     def value(placement: Placement) -> tuple[int, float]:
         figures = cost(problem, placement)
-        return figures.excess_bytes, figures.interval_us(problem.rates, problem.slots)
+        return figures.excess_bytes, figures.interval_us(problem.slots)
 
     start = best = _bands(problem, depth, order, cuts)
     least = value(best)
-    for step in (0.08, 0.04, 0.02):
+    finest = 1 / _layers(problem)
+    for step in (0.08, 0.04, 0.02, *([finest] if finest < 0.02 else [])):
         for _ in range(MOVES):
             options = []
             for i in range(len(cuts)):
@@ -249,9 +284,8 @@ def _moved_cuts(
     return [start, best]
 
 
-def _depths(problem: Problem) -> list[float]:
-    """Where a unit lies in its program, 0 to 1, counted in whole layers where kernels know their layer."""
-    layers = 1 + max(
+def _layers(problem: Problem) -> int:
+    return 1 + max(
         (
             kernel.layer
             for program in problem.programs
@@ -260,6 +294,11 @@ def _depths(problem: Problem) -> list[float]:
         ),
         default=0,
     )
+
+
+def _depths(problem: Problem) -> list[float]:
+    """Where a unit lies in its program, 0 to 1, counted in whole layers where kernels know their layer."""
+    layers = _layers(problem)
     depths = []
     for unit in problem.units:
         p, k = unit.kernels[0]

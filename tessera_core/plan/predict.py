@@ -2,7 +2,7 @@
 
 Intervals come twice: by formula (the busiest resource, or latency over slots) for the objective and its
 bound, and by the simulator that follows the workers' own rule of dispatch; throughput and time per token are
-the simulator's.
+the simulator's, from whole batches of requests.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tessera_core.deps.graph import Deps
-from tessera_core.execute.segments import plan_routes
+from tessera_core.execute.cycle import Pace, simulated_rates, steady_pace
+from tessera_core.execute.segments import RouteModel, plan_routes
 from tessera_core.execute.simulator import steady_interval
 from tessera_core.plan.assemble import assignments, home_rows, transfers
 from tessera_core.plan.cluster import Cluster
-from tessera_core.plan.figures import Evaluation, evaluate, objective_us, speed
+from tessera_core.plan.figures import Cycle, Evaluation, cycle_of, evaluate, objective_us, speed
 from tessera_core.plan.ir import Assignment, Plan, PlanDevice, Route
 from tessera_core.plan.placement import Placement, cost
 from tessera_core.plan.problem import Problem
@@ -59,12 +60,99 @@ def predicted(
 
     ``bound_us``: no plan of this strategy has a lower objective in the cost model; None: this is the only one.
     """
+    plan = _unweighed(origin, routes, strategy, condition)
+    real = evaluate(plan, origin.trace, origin.deps)
+    _cross_check(routes, real)
+    models = plan_routes(plan, origin.trace)
+    simulated = {
+        (model.route, program.name): steady_interval(model, program.name)
+        for model in models
+        for program in model.programs
+    }
+    paces = _paces(plan, origin.trace, models, real.cycles)
+    pace = speed(plan.routes, paces)
+    total = sum(pace.requests_per_s)
+    plan = replace(
+        plan,
+        routes=tuple(
+            replace(route, share=requests / total)
+            for route, requests in zip(plan.routes, pace.requests_per_s, strict=True)
+        ),
+    )
+    objective = objective_us(plan, real)
+    capacities = {device.name: device.capacity_bytes for device in origin.cluster.devices}
+    prediction: dict[str, Any] = {
+        "objective_us": objective,
+        "lower_bound_us": 0.0,
+        "gap": 0.0,
+        "tokens_per_s": pace.tokens_per_s,
+        "time_per_token_us": pace.time_per_token_us,
+        **time_shares(origin, plan, condition),
+        "probability_best": 0.0,
+        "intervals": [
+            {
+                "route": it.route,
+                "program": it.program,
+                "resource_us": it.resource_us,
+                "latency_us": it.latency_us,
+                "interval_us": it.interval_us,
+                "simulated_us": simulated[it.route, it.program],
+            }
+            for it in real.iterations
+        ],
+        "cycles": [
+            {
+                "route": item.route,
+                "resource_us": item.resource_us,
+                "latency_us": item.latency_us,
+                "interval_us": item.interval_us,
+                "simulated_us": paces[item.route].cycle_us,
+                "token_us": paces[item.route].token_us,
+            }
+            for item in real.cycles
+        ],
+    }
+    memory = [
+        {
+            "device": held.device,
+            "weight_bytes": held.weight_bytes,
+            "state_bytes": held.state_bytes,
+            "activation_bytes": held.activation_bytes,
+            "capacity_bytes": capacities[held.device],
+        }
+        for held in real.memory
+    ]
+    plan = replace(plan, facts={**plan.facts, "prediction": prediction, "memory": memory})
+    return bounded(plan, objective if bound_us is None else bound_us)
+
+
+def bounded(plan: Plan, bound_us: float) -> Plan:
+    """The plan, stating that no plan of its strategy has a lower objective than ``bound_us`` (0: nothing known)."""
+    prediction = plan.facts["prediction"]
+    objective = prediction["objective_us"]
+    bound = min(bound_us, objective)
+    stated = {"lower_bound_us": bound, "gap": objective / bound - 1 if bound > 0 else 0.0}
+    return replace(plan, facts={**plan.facts, "prediction": {**prediction, **stated}})
+
+
+def simulated_tokens_per_s(origin: Origin, routes: Sequence[RouteChoice], condition: Condition) -> float:
+    """Tokens a second of ``routes`` in simulation: what :func:`predicted` states, and nothing else of it."""
+    plan = _unweighed(origin, routes, "placement", condition)
+    models = plan_routes(plan, origin.trace)
+    cycles = [
+        cycle_of(plan, route, origin.trace, model) for route, model in zip(plan.routes, models, strict=True)
+    ]
+    return speed(plan.routes, _paces(plan, origin.trace, models, cycles)).tokens_per_s
+
+
+def _unweighed(origin: Origin, routes: Sequence[RouteChoice], strategy: str, condition: Condition) -> Plan:
+    """The plan of ``routes`` without predictions."""
     times, cluster = origin.times, origin.cluster
 
     def kernel_us(signature: str, device_type: str) -> float:
         return times.time(signature, device_type, condition).median_us
 
-    plan = Plan(
+    return Plan(
         devices=tuple(
             PlanDevice(
                 name=d.name, type=d.type, capacity_bytes=d.capacity_bytes, memory_domain=d.memory_domain
@@ -111,56 +199,27 @@ def predicted(
             "compared": [],
         },
     )
-    real = evaluate(plan, origin.trace, origin.deps)
-    _cross_check(routes, real)
-    simulated = {
-        (model.route, program.name): steady_interval(model, program.name)
-        for model in plan_routes(plan, origin.trace)
-        for program in model.programs
-    }
-    pace = speed(plan.routes, simulated)
-    total = sum(pace.requests_per_s)
-    plan = replace(
-        plan,
-        routes=tuple(
-            replace(route, share=requests / total)
-            for route, requests in zip(plan.routes, pace.requests_per_s, strict=True)
-        ),
-    )
-    objective = objective_us(plan, real)
-    bound = objective if bound_us is None else min(bound_us, objective)
-    capacities = {device.name: device.capacity_bytes for device in cluster.devices}
-    prediction: dict[str, Any] = {
-        "objective_us": objective,
-        "lower_bound_us": bound,
-        "gap": objective / bound - 1 if bound > 0 else 0.0,
-        "tokens_per_s": pace.tokens_per_s,
-        "time_per_token_us": pace.time_per_token_us,
-        **time_shares(origin, plan, condition),
-        "probability_best": 0.0,
-        "intervals": [
-            {
-                "route": it.route,
-                "program": it.program,
-                "resource_us": it.resource_us,
-                "latency_us": it.latency_us,
-                "interval_us": it.interval_us,
-                "simulated_us": simulated[it.route, it.program],
-            }
-            for it in real.iterations
-        ],
-    }
-    memory = [
-        {
-            "device": held.device,
-            "weight_bytes": held.weight_bytes,
-            "state_bytes": held.state_bytes,
-            "activation_bytes": held.activation_bytes,
-            "capacity_bytes": capacities[held.device],
-        }
-        for held in real.memory
-    ]
-    return replace(plan, facts={**plan.facts, "prediction": prediction, "memory": memory})
+
+
+def _paces(
+    plan: Plan, trace: Trace, models: Sequence[RouteModel], cycles: Sequence[Cycle]
+) -> dict[int, Pace]:
+    """By route: its pace in simulation.
+
+    Where a batch is too long to be simulated, its rates are brought down together, and what dispatch loses then
+    against the bound of those rates is taken to be lost at the full ones. A measured window may begin with more work
+    done ahead than it ends with, so no pace is taken to be below its bound.
+    """
+    paces = {}
+    for item, model, route in zip(cycles, models, plan.routes, strict=True):
+        rates = simulated_rates(model, route.rates)
+        bound = item.interval_us
+        if rates != route.rates:
+            bound = cycle_of(plan, replace(route, rates=rates), trace, model).interval_us
+        found = steady_pace(model, rates, bound)
+        lost = max(found.cycle_us / max(bound, 1e-9), 1.0)
+        paces[item.route] = Pace(cycle_us=item.interval_us * lost, token_us=found.token_us)
+    return paces
 
 
 def time_shares(origin: Origin, plan: Plan, condition: Condition) -> dict[str, float]:
@@ -224,6 +283,8 @@ def _cross_check(routes: Sequence[RouteChoice], real: Evaluation) -> None:
     for iteration, resource_us, serial_us in zip(real.iterations, claimed, serial, strict=True):
         assert abs(iteration.resource_us - resource_us) <= 1e-6 * resource_us, (iteration, resource_us)
         assert abs(iteration.serial_us - serial_us) <= 1e-6 * serial_us, (iteration, serial_us)
+    for cycle, item in zip(real.cycles, figures, strict=True):
+        assert abs(cycle.resource_us - item.cycle_resource_us) <= 1e-6 * cycle.resource_us, (cycle, item)
     # Routes through one device would share its weights, which a problem counts for itself.
     if len(routes) == 1:
         held = sum(item.total for item in real.memory)

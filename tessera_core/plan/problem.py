@@ -3,7 +3,7 @@
 A :class:`Problem` is one route's programs on some devices of a cluster, for a number of slots. It is what
 the solvers read; the checker (:mod:`tessera_core.plan.evaluate`) derives the same quantities on its own.
 
-The model, per program and iteration (all times in microseconds):
+The model, in microseconds. Per program and iteration:
 
 - load of a device: its kernels' times; for each transfer that it sends, the link's ``send_us``, and the copy
   itself where the link occupies the sender; for each that it receives for this iteration, ``receive_us``; one
@@ -11,8 +11,15 @@ The model, per program and iteration (all times in microseconds):
   are cut, so the load is what the device does at least
 - load of a directed link: the wire time of what crosses it, unless that occupies the sender already. Latency
   is not occupancy: it counts only in the latency of an iteration
-- interval: the largest load, or the longest path from what an iteration is fed to what it feeds its successor,
-  divided by the slots, whichever is larger; the objective is the sum over the programs of rate times interval
+
+A *cycle* is one batch of requests: of each program as many iterations as its rate says. The slots of a full
+pipeline are spread over the programs, so that one prefills while others decode, and every resource does the work
+of all programs:
+
+- interval of the cycle: the largest sum over the programs of rate times load, or what one slot's batch takes at
+  least, divided by the slots, whichever is larger: its iterations follow each other no faster than the longest
+  path from what an iteration is fed to what it feeds its successor. This is the objective. What the last
+  iteration of a batch makes feeds nothing and is not shipped; a route of one program repeats it without end
 - latency: everything in a row, with one segment overhead for each transfer
 - memory of a device: weights of the kernels that it runs; per slot the state of every family that has a home
   there (every program of the route holds its own), per program the peak of live activations of the whole
@@ -24,6 +31,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from tessera_core.plan.cluster import Cluster, Device, Link
 from tessera_core.plan.needs import ProgramNeeds, feeding
@@ -104,6 +112,23 @@ class Problem:
     weights: tuple[Resident, ...]
     activations: tuple[Resident, ...]
     paths: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def cycle_times(self) -> tuple[tuple[float, ...], ...]:
+        """Time of each unit on each device over a cycle, shape (units, devices)."""
+        return tuple(
+            tuple(
+                sum(rate * times[d] for rate, times in zip(self.rates, unit.times, strict=True))
+                for d in range(len(self.devices))
+            )
+            for unit in self.units
+        )
+
+    def shipped(self, flow: Flow) -> int:
+        """How often a flow is shipped in a cycle: what a batch's last iteration would feed isn't."""
+        last = max((p for p, rate in enumerate(self.rates) if rate), default=0)
+        spared = flow.feeds and flow.program == last and len(self.programs) > 1
+        return max(self.rates[flow.program] - spared, 0)
 
     def send_us(self, size: int, source: int, destination: int) -> float:
         """Time that sending takes of the sending device."""

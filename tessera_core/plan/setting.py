@@ -80,9 +80,7 @@ class Setting:
         if self.goal == "latency":
             return 1 / max(figures.latency_us(problem.rates), 1e-9)
         tokens = 1 if len(problem.programs) == 1 else 1 + problem.rates[-1]
-        return (
-            problem.programs[-1].batch * tokens / max(figures.interval_us(problem.rates, problem.slots), 1e-9)
-        )
+        return problem.programs[-1].batch * tokens / max(figures.interval_us(problem.slots), 1e-9)
 
 
 def usual_tokens(prefill: Program, decode: Program) -> int:

@@ -43,11 +43,11 @@ def solve(
     """Values of the columns (None: nothing found) and the bound in microseconds."""
     import highspy  # late: planning is the only stage that needs it
 
-    model, intervals = build(problem, goal, scale)
+    model, interval = build(problem, goal, scale)
     rows, columns = model.rows, len(model.upper)
     integers = len(problem.units) * len(problem.devices)
     costs = np.zeros(columns)
-    costs[intervals] = problem.rates
+    costs[interval] = 1.0
     lp = highspy.HighsLp()
     lp.num_col_, lp.num_row_ = columns, len(rows.lower)
     lp.col_cost_ = costs

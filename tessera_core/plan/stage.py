@@ -12,7 +12,7 @@ from tessera_core.plan.evaluate import defects, input_defects
 from tessera_core.plan.ir import Plan, save_plan
 from tessera_core.plan.predict import Origin
 from tessera_core.plan.setting import Setting
-from tessera_core.plan.strategies import compare
+from tessera_core.plan.strategies.compare import compare
 from tessera_core.profile.catalogue import Catalogue, catalogue
 from tessera_core.profile.merge import conflict_table, load_profiles
 from tessera_core.profile.times import Times
@@ -23,6 +23,7 @@ from tessera_formats.errors import InputError
 from tessera_formats.trace import check_same_program
 
 INTERVAL_COLUMNS = ("route", "program", "resource_us", "latency_us", "interval_us", "simulated_us")
+CYCLE_COLUMNS = ("route", "resource_us", "latency_us", "interval_us", "simulated_us", "token_us")
 MEMORY_COLUMNS = ("device", "weight_bytes", "state_bytes", "activation_bytes", "capacity_bytes")
 
 
@@ -153,6 +154,11 @@ def plan_facts(plan: Plan) -> Facts:
                 "intervals",
                 INTERVAL_COLUMNS,
                 tuple(tuple(row[c] for c in INTERVAL_COLUMNS) for row in prediction["intervals"]),
+            ),
+            FactTable(
+                "cycles",
+                CYCLE_COLUMNS,
+                tuple(tuple(row[c] for c in CYCLE_COLUMNS) for row in prediction["cycles"]),
             ),
             FactTable(
                 "kernels",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tessera_core.plan.figures import speed
+from tessera_core.plan.figures import overlap, phase_sums, tokens_per_request
 from tessera_core.plan.ir import Plan, load_plan
 from tessera_core.report.facts import Facts, FactTable
 from tessera_formats.adapt import read_adapt
@@ -77,7 +77,13 @@ def _measured(plan: Plan, intervals: Sequence[Mapping[str, Any]]) -> tuple[float
     last = [times.get((route.route, route.programs[-1]), 0.0) for route in plan.routes]
     if not all(last) or not all(times.get((r.route, p), 0.0) for r in plan.routes for p in r.programs):
         return None
-    return 1.0 / sum(1.0 / time for time in last), float(speed(plan.routes, times).tokens_per_s)
+    shares = overlap(plan)
+    requests_per_s = {
+        number: 1e6 * route.batch / (total * shares[number])
+        for route, (number, total) in zip(plan.routes, phase_sums(plan.routes, times).items(), strict=True)
+    }
+    tokens_per_s = sum(requests_per_s[route.route] * tokens_per_request(route) for route in plan.routes)
+    return 1.0 / sum(1.0 / time for time in last), tokens_per_s
 
 
 def _rows(

@@ -98,7 +98,8 @@ def describe_plan(plan: Mapping[str, Any]) -> Facts:
     routes = ("route", "share", "batch", "slots", "programs", "rates")
     intervals = ("route", "program", "resource_us", "latency_us", "interval_us", "simulated_us")
     memory = ("device", "weight_bytes", "state_bytes", "activation_bytes", "capacity_bytes")
-    numbers = {name: value for name, value in prediction.items() if name != "intervals"}
+    cycles = ("route", "resource_us", "latency_us", "interval_us", "simulated_us", "token_us")
+    numbers = {name: value for name, value in prediction.items() if name not in ("intervals", "cycles")}
     names = ("policy", "requested", "strategy", "condition", "targets", "program_digest", "deps_digest",
              "profile_digest", "cluster_digest")  # fmt: skip
     return Facts(
@@ -108,6 +109,7 @@ def describe_plan(plan: Mapping[str, Any]) -> Facts:
             FactTable("compared", COMPARED, rows_of(plan["compared"], COMPARED)),
             FactTable("routes", routes, rows_of(plan["route"], routes)),
             FactTable("intervals", intervals, rows_of(prediction["intervals"], intervals)),
+            FactTable("cycles", cycles, rows_of(prediction.get("cycles", ()), cycles)),
             FactTable("work", ("route", "program", "device", "kernels", "time_us"), _work_rows(plan)),
             FactTable("memory", memory, rows_of(plan["memory"], memory)),
             FactTable(

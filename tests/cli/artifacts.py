@@ -189,6 +189,7 @@ def plan_document(
 ) -> dict[str, Any]:
     """A plan with one route, all kernels on ``placed`` (a device),
     one iteration taking ``times`` by program."""
+    cycle = 2 * times[PREFILL] + 7 * times[DECODE]
     fractions = (0.5, 0.25, 0.25)
     return {
         "program_digest": digest, "deps_digest": deps_digest, "profile_digest": "sha256:0",
@@ -207,6 +208,10 @@ def plan_document(
                 {"route": 0, "program": p, "resource_us": t, "latency_us": t, "interval_us": t,
                 "simulated_us": t}
                 for p, t in times.items()
+            ],
+            "cycles": [
+                {"route": 0, "resource_us": cycle, "latency_us": cycle, "interval_us": cycle,
+                "simulated_us": cycle, "token_us": times[DECODE]}
             ],
         },
         "compared": [

@@ -96,7 +96,7 @@ class Graph:
                     id=index,
                     signature=row.get("signature", f"s{number}.{index}"),
                     name=f"k{index}",
-                    kind="other",
+                    kind=row.get("kind", "other"),
                     flops=0,
                     read_bytes=0,
                     written_bytes=0,

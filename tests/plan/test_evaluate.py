@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tessera_core.deps.graph import Deps
+from tessera_core.execute.cycle import Pace
 from tessera_core.plan.evaluate import defects, input_defects, structure_defects
 from tessera_core.plan.figures import evaluate, speed
 from tessera_core.plan.ir import Home, Plan, Route
@@ -98,7 +99,9 @@ def test_a_replicated_writer_runs_on_every_home() -> None:
 def test_speeds_of_routes_add() -> None:
     fast = Route(route=0, share=0.0, batch=4, slots=1, programs=("p", "d"), rates=(2, 9))
     slow = Route(route=1, share=0.0, batch=2, slots=3, programs=("p", "d"), rates=(1, 9))
-    pace = speed((fast, slow), {(0, "p"): 5.0, (0, "d"): 10.0, (1, "p"): 10.0, (1, "d"): 10.0})
+    pace = speed(
+        (fast, slow), {0: Pace(cycle_us=100.0, token_us=10.0), 1: Pace(cycle_us=100.0, token_us=30.0)}
+    )
     assert pace.requests_per_s == (1e6 * 4 / 100, 1e6 * 2 / 100)
     assert pace.tokens_per_s == pytest.approx(10 * 60_000)
     assert pace.time_per_token_us == pytest.approx(10 * 2 / 3 + 30 / 3)

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tessera_core.execute.segments import plan_routes
+from tessera_core.execute.simulator import BatchPlan, completions, simulate
 from tessera_core.plan import solver
 from tessera_core.plan.cluster import Cluster
 from tessera_core.plan.evaluate import structure_defects
@@ -18,7 +20,9 @@ from tessera_core.plan.needs import program_needs
 from tessera_core.plan.placement import settled, single, starting_points, trimmed
 from tessera_core.plan.predict import Origin, RouteChoice, predicted
 from tessera_core.plan.problem import Problem, build_problem
+from tessera_core.plan.setting import Setting
 from tessera_core.plan.solver import Effort
+from tessera_core.plan.strategies.compare import compare
 from tessera_core.plan.throughput import minimise, relaxed_bound_us
 from tests.plan.graphs import Graph, cluster_of, origin_of, plan_of, times_of
 
@@ -119,8 +123,8 @@ def fits(real: Evaluation, cluster: Cluster) -> bool:
     return all(held.total <= cluster.device(held.device).capacity_bytes for held in real.memory)
 
 
-def weighted(real: Evaluation, rates: tuple[int, ...], name: str) -> float:
-    return sum(rate * getattr(it, name) for rate, it in zip(rates, real.iterations, strict=True))
+def serial_us(real: Evaluation, rates: tuple[int, ...]) -> float:
+    return sum(rate * it.serial_us for rate, it in zip(rates, real.iterations, strict=True))
 
 
 @settings(max_examples=30, deadline=None)
@@ -129,9 +133,7 @@ def test_throughput_is_optimal_in_memory(case: tuple[Graph, Origin, tuple[int, .
     _, origin, rates = case
     problem = problem_of(origin, rates, MANY)
     solution = minimise(problem, "interval", starting_points(problem), EXACT)
-    best = min(
-        (weighted(real, rates, "interval_us") for real in everything(origin, rates, MANY)), default=None
-    )
+    best = min((real.cycles[0].interval_us for real in everything(origin, rates, MANY)), default=None)
     if best is None:
         assert solution.placement is None
     else:
@@ -147,8 +149,8 @@ def test_three_devices(case: tuple[Graph, Origin, tuple[int, ...]]) -> None:
     solution = minimise(problem, "interval", starting_points(problem), EXACT)
     found = [real.iterations[0].resource_us for real in everything(origin, rates, 8)]
     assert solution.cost is not None and found
-    assert solution.bound_us <= rates[0] * max(min(found), *solution.cost.path_us) * (1 + 1e-4)
-    if solution.cost.path_us[0] / 8 < solution.cost.resource_us[0]:
+    assert solution.bound_us <= max(rates[0] * min(found), solution.cost.cycle_path_us) * (1 + 1e-4)
+    if solution.cost.cycle_path_us / 8 < solution.cost.cycle_resource_us:
         assert solution.cost.resource_us[0] <= min(found) * (1 + 1e-4)
 
 
@@ -157,7 +159,7 @@ def test_three_devices(case: tuple[Graph, Origin, tuple[int, ...]]) -> None:
 def test_bounds_hold_where_latency_binds(case: tuple[Graph, Origin, tuple[int, ...]], slots: int) -> None:
     _, origin, rates = case
     problem = problem_of(origin, rates, slots)
-    found = [weighted(real, rates, "interval_us") for real in everything(origin, rates, slots)]
+    found = [real.cycles[0].interval_us for real in everything(origin, rates, slots)]
     solution = minimise(problem, "interval", starting_points(problem), EXACT)
     if found:
         assert solution.bound_us <= min(found) * (1 + 1e-6)
@@ -170,7 +172,7 @@ def test_serial_latency_is_optimal(case: tuple[Graph, Origin, tuple[int, ...]]) 
     _, origin, rates = case
     problem = problem_of(origin, rates, 1)
     solution = minimise(problem, "latency", starting_points(problem), EXACT)
-    best = min((weighted(real, rates, "serial_us") for real in everything(origin, rates, 1)), default=None)
+    best = min((serial_us(real, rates) for real in everything(origin, rates, 1)), default=None)
     if best is None:
         assert solution.placement is None
     else:
@@ -192,6 +194,30 @@ def test_no_simulation_is_faster_than_the_interval(
     assert structure_defects(plan, origin.trace, origin.deps) == []
     for row in plan.facts["prediction"]["intervals"]:
         assert row["interval_us"] <= row["simulated_us"] * (1 + 1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(cases(), st.integers(1, 4), st.sampled_from([0.0, 0.5, 1.0]), st.randoms(use_true_random=False))
+def test_no_batches_leave_faster_than_the_cycle(
+    case: tuple[Graph, Origin, tuple[int, ...]], slots: int, apart: float, random: Random
+) -> None:
+    """However batches arrive: what every resource does for a batch, and what a slot takes for one, is a bound."""
+    _, origin, rates = case
+    assume(len(rates) > 1)
+    problem = problem_of(origin, rates, slots)
+    placement = trimmed(problem, settled(problem, [random.randrange(2) for _ in problem.units]))
+    route = RouteChoice(problem=problem, placement=placement)
+    plan = predicted(origin, [route], strategy="placement", condition="beside", bound_us=None)
+    (stated,) = plan.facts["prediction"]["cycles"]
+    count = 3 * slots
+    batches = [
+        BatchPlan(batch=b, route=0, arrival_us=b * apart * stated["interval_us"], iterations=rates)
+        for b in range(count)
+    ]
+    end = max(item.end_us for item in completions(simulate(plan_routes(plan, origin.trace), batches)))
+    assert end >= count * stated["resource_us"] * (1 - 1e-9)
+    assert end >= count / slots * stated["latency_us"] * (1 - 1e-9)
+    assert stated["interval_us"] <= stated["simulated_us"] * (1 + 1e-9)
 
 
 class Forgetful:
@@ -239,3 +265,16 @@ def test_an_optimum_that_the_solver_mislays_is_found_again(monkeypatch: pytest.M
     monkeypatch.setattr(solver, "_quiet", lambda make: Forgetful(quiet(make)))
     found = minimise(problem, "latency", start, EXACT)
     assert found.placement == expected.placement != start[0]
+
+
+@settings(max_examples=10, deadline=None)
+@given(cases())
+def test_auto_is_never_worse_than_a_baseline(case: tuple[Graph, Origin, tuple[int, ...]]) -> None:
+    _, origin, _ = case
+    made, _ = compare(Setting(origin=origin, in_flight=None, output_tokens=4), "auto")
+    baselines = [row["tokens_per_s"] for row in made.facts["compared"] if row["strategy"] != "placement"]
+    assert made.facts["prediction"]["tokens_per_s"] >= max(baselines) * (1 - 1e-9)
+    for row in made.facts["compared"]:
+        assert row["feasible"] == (row["tokens_per_s"] > 0)
+    if made.facts["strategy"] == "placement":
+        assert made.facts["prediction"]["probability_best"] > 0.9 or not any(baselines)

@@ -11,6 +11,7 @@ from tessera_core.deps.stage import DepsStage
 from tessera_core.plan.evaluate import defects
 from tessera_core.plan.ir import load_plan, save_plan
 from tessera_core.plan.stage import PartitionStage, make_plan
+from tessera_core.plan.strategies.compare import KNOWN
 from tessera_core.profile.times import Times, fields_of
 from tessera_core.program.store import load_trace, save_trace
 from tessera_core.report.facts import Facts
@@ -85,7 +86,8 @@ def test_a_plan_reads_back_sound_and_is_reported(folder: Folder) -> None:
     assert made.routes[0].slots == 3 and made.routes[0].batch == 4
     report = facts.as_json()
     assert report["strategy"] == "placement" and report["modelled_share"] == 1.0
-    assert [row["strategy"] for row in report["strategies"]] == ["single", "data-parallel", "placement"]
+    assert [row["strategy"] for row in report["strategies"]] == [strategy.name for strategy in KNOWN]
+    assert report["cycles"][0]["simulated_us"] == made.facts["prediction"]["cycles"][0]["simulated_us"]
     assert report["intervals"][1]["simulated_us"] == made.facts["prediction"]["intervals"][1]["simulated_us"]
     assert sum(row["bytes"] for row in report["transfers"]) == sum(row.bytes for row in made.transfers)
 

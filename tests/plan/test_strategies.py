@@ -10,11 +10,12 @@ from tessera_core.plan.confidence import COMMON_VARIANCE, DRAWS, draw_factors
 from tessera_core.plan.ir import Plan
 from tessera_core.plan.setting import usual_tokens
 from tessera_core.plan.stage import PartitionStage, make_plan
+from tessera_core.plan.strategies.compare import KNOWN, PLANNED
 from tessera_core.profile.times import Condition, TimeRow
 from tessera_core.program.ir import Program
 from tessera_formats.document import encode_document
 from tessera_formats.errors import InfeasibleError, InputError
-from tessera_formats.plan import PLAN
+from tessera_formats.plan import PLAN, STRATEGIES
 from tessera_formats.profile import SOURCES
 from tests.plan.graphs import Graph, cluster_of, times_of
 
@@ -132,38 +133,36 @@ def test_fixed_slots_are_shared_out_and_counted() -> None:
     assert [row(made, s)["slots"] for s in ("single", "data-parallel", "placement")] == [4, 4, 4]
 
 
-def test_placement_wins_where_each_device_has_its_own_strength() -> None:
-    # Half the kernels are ten times faster here, half there: copies can't use that, placement can.
+def alternating() -> Graph:
+    """Four kernels of two kinds in turns, which no cut into two bands tells apart."""
     graph = Graph()
-    tokens, middle, out = graph.buffer("input", 8), graph.buffer("activation", 8), graph.buffer("output", 8)
+    buffers = [graph.buffer("input", 8), *(graph.buffer("activation", 8) for _ in range(3))]
+    buffers.append(graph.buffer("output", 8))
     graph.program(
         [
-            {"reads": [tokens], "writes": [middle], "signature": "left"},
-            {"reads": [middle], "writes": [out], "signature": "right"},
+            {"reads": [buffers[i]], "writes": [buffers[i + 1]], "signature": ("left", "right")[i % 2]}
+            for i in range(4)
         ],
-        inputs={"tokens": tokens},
-        outputs={"next": (out, "tokens")},
+        inputs={"tokens": buffers[0]},
+        outputs={"next": (buffers[4], "tokens")},
     )
+    return graph
+
+
+def test_placement_wins_where_each_device_has_its_own_strength() -> None:
+    # Half the kernels are ten times faster here, half there: copies can't use that, placement can.
+    graph = alternating()
     us = {("left", "a"): 100.0, ("left", "b"): 1000.0, ("right", "a"): 1000.0, ("right", "b"): 100.0}
     made = plan(graph, {"a": 1.0, "b": 1.0}, us=us, spread=1.2)
     assert made.facts["strategy"] == "placement"
     assert made.facts["prediction"]["probability_best"] > 0.95
-    assert [item.device for item in made.assignments] == ["d0", "d1"]
+    assert [item.device for item in made.assignments] == ["d0", "d1"] * 2
     assert made.facts["prediction"]["gap"] < 0.02
 
 
 def test_auto_stays_with_the_baseline_where_times_are_too_vague() -> None:
     # Kernels of 100 and 90 us, swapped: placement gains a few percent by formula and nothing for sure.
-    graph = Graph()
-    tokens, middle, out = graph.buffer("input", 8), graph.buffer("activation", 8), graph.buffer("output", 8)
-    graph.program(
-        [
-            {"reads": [tokens], "writes": [middle], "signature": "left"},
-            {"reads": [middle], "writes": [out], "signature": "right"},
-        ],
-        inputs={"tokens": tokens},
-        outputs={"next": (out, "tokens")},
-    )
+    graph = alternating()
     us = {("left", "a"): 900.0, ("left", "b"): 1000.0, ("right", "a"): 1000.0, ("right", "b"): 900.0}
     sure = plan(graph, {"a": 1.0, "b": 1.0}, us=us, spread=1.0001, latency_us=0.1)
     vague = plan(graph, {"a": 1.0, "b": 1.0}, us=us, spread=1.5, latency_us=0.1)
@@ -273,7 +272,8 @@ def test_each_strategy_says_how_much_of_it_was_measured() -> None:
 
 def test_placement_serves_what_no_device_holds() -> None:
     made = plan(layers(), {"x": 10.0}, kinds=("x", "x"), capacity=30_000)
-    assert made.facts["strategy"] == "placement"
+    assert made.facts["strategy"] == "pipeline"  # and no placement is better
+    assert row(made, "placement")["tokens_per_s"] == row(made, "pipeline")["tokens_per_s"]
     assert not row(made, "single")["feasible"] and not row(made, "data-parallel")["feasible"]
     assert "short" in row(made, "single")["reason"]
     assert all(r["weight_bytes"] + r["state_bytes"] <= 30_000 for r in made.facts["memory"])
@@ -310,10 +310,13 @@ def test_what_does_not_fit_is_said_on_one_line(
         assert word in str(refusal.value)
 
 
-@pytest.mark.parametrize("name", ["split", "pipeline", "prefill-decode", "attention-ffn"])
-def test_later_strategies_are_known_and_refused(name: str) -> None:
-    with pytest.raises(InputError, match=f"strategy {name} is planned for a later version; use"):
-        plan(layers(), {"x": 1.0}, strategy=name)
+def test_later_strategies_are_known_and_refused() -> None:
+    with pytest.raises(InputError, match="strategy split is planned for a later version; use"):
+        plan(layers(), {"x": 1.0}, strategy="split")
+
+
+def test_every_name_of_a_plan_is_a_strategy() -> None:
+    assert {"auto", *PLANNED, *(strategy.name for strategy in KNOWN)} == set(STRATEGIES)
 
 
 @pytest.mark.parametrize(
