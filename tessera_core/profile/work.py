@@ -367,6 +367,7 @@ def _mixer_convolution(call: _Call) -> Work | None:
 def _recurrence(call: _Call) -> Work | None:
     source, enter = call.shape(0), call.shape(3)
     heads, width = source[-2:]
+    state = call.argument(7, "state")
     return Scan(
         dtype=call.dtype,
         part="recurrence",
@@ -378,7 +379,7 @@ def _recurrence(call: _Call) -> Work | None:
         head_dim=width,
         state=enter[-1],
         groups=enter[-2],
-        state_item_bytes=call.tensor(7).item_bytes or 4,
+        state_item_bytes=(isinstance(state, _Tensor) and state.item_bytes) or 4,
     )
 
 
