@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tessera_core.profile.times import load_profiles
+from tessera_core.profile.merge import load_profiles
 from tessera_core.program.store import load_trace
 
 ROOT = Path(__file__).parents[3]
