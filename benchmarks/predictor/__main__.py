@@ -160,7 +160,7 @@ def bars_of(found: dict[str, Any]) -> list[Bar]:
         bars.append(_at_most(f"{name}: median error", used["median"], INTERPOLATED_MEDIAN))
         bars.append(_inside(f"{name}: share inside 90% intervals", used["inside"]))
         bars.append(_at_most(f"{name}: median width of intervals", used["width"], WIDTH))
-    for name, key in (("", "median"), (" of traces that chose no figure", "median_unseen")):
+    for name, key in (("", "median"), (" of traces that chose no start or rate", "median_unseen")):
         measured = found["measured"][key]
         bars.append(
             _at_most(f"memory-bound kernels on the H200{name}: median error", measured, MEMORY_BOUND_MEDIAN)

@@ -23,7 +23,7 @@ PROFILES, TRACES = Path("fixtures/profiles"), Path("fixtures/captures")
 WHOLE, SLICES = "h200-sxm", ("h200-sxm/sm=96", "h200-sxm/sm=36")
 
 UNSEEN = ("qwen2.5-32b-1-layer", "qwen2.5-vl-7b-1-layer", "deepseek-tiny")
-"""Traces whose measurements chose no figure of the model."""
+"""Traces whose measurements chose no start or rate of memory-bound kernels (docs/predictor.md says what they did)."""
 
 LONG_US = 20.0
 """Slices are judged on kernels of at least this on the slice: shorter ones are mostly launch."""
