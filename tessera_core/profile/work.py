@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from tessera_core.program.ir import Kernel, Op, Program, Trace
@@ -20,7 +20,8 @@ Phase = Literal["prefill", "decode", "encoder"]
 class Product:
     """``count`` independent products of (m, k) by (k, n); ``m``: rows that the batch brings, ``n, k``: the weight.
 
-    ``weight``: the right factor is a weight (read once, whatever the batch), not an activation.
+    ``weight``: the right factor is a weight (read once, whatever the batch), not an activation. ``convolution``: the
+    product that a convolution implies, whose library may compute it in another way.
     """
 
     dtype: str
@@ -29,6 +30,7 @@ class Product:
     n: int
     k: int
     weight: bool
+    convolution: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,7 @@ class Scan:
     """A Mamba-2 mixer's part: the causal convolution or the state-space recurrence.
 
     ``channels``: of the convolution, or heads times head_dim. A convolution has no heads, groups or state: 0.
+    ``state_item_bytes``: of an element of the recurrence's state.
     """
 
     dtype: str
@@ -78,13 +81,15 @@ class Scan:
     head_dim: int
     state: int
     groups: int
+    state_item_bytes: int = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streaming:
     """Anything else: bounded by the bytes that it reads and writes, or by its launch.
 
-    ``pointwise``: without a reduction. ``ops``: how many operators were fused.
+    ``pointwise``: without a reduction. ``ops``: how many operators were fused. ``row_bytes``: of the row that one block
+    goes through alone for the place of its largest element, 0 where none does. ``sorts``: orders elements.
     """
 
     dtype: str
@@ -93,6 +98,8 @@ class Streaming:
     flops: int
     pointwise: bool
     ops: int
+    row_bytes: int = 0
+    sorts: bool = False
 
 
 Work = Product | Attention | Experts | Scan | Streaming
@@ -118,16 +125,32 @@ def work_of(trace: Trace, program: Program, kernel: Kernel) -> Work:
         flops=kernel.flops,
         pointwise=kernel.kind in POINTWISE_KINDS,
         ops=max(1, len(kernel.ops)),
+        row_bytes=max((_row_bytes(trace, program.ops[op]) for op in kernel.ops), default=0),
+        sorts=kernel.kind == "sort",
     )
+
+
+def _row_bytes(trace: Trace, op: Op) -> int:
+    """Bytes of the row in which ``op`` looks for its largest or smallest element; 0 where it doesn't look."""
+    if op.target.split(".")[:2] not in (["aten", "argmax"], ["aten", "argmin"]):
+        return 0
+    given = [*op.arguments["args"], *op.arguments["kwargs"].values()]
+    if not (given and isinstance(given[0], dict) and "tensor" in given[0]):
+        return 0
+    tensor, axis = trace.tensors[given[0]["tensor"]], given[1] if len(given) > 1 else None
+    if isinstance(axis, int) and tensor.shape:
+        return tensor.item_bytes * tensor.shape[axis]
+    return tensor.item_bytes * math.prod(tensor.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """An op's tensor: ``stride`` is None where a profile from elsewhere tells shapes alone."""
+    """An op's tensor: ``stride`` is None, and ``item_bytes`` 0, where a profile from elsewhere tells shapes alone."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...] | None
     weight: bool
+    item_bytes: int = 0
 
     def repeats(self, axis: int) -> bool:
         """Whether all of ``axis`` is the same memory."""
@@ -185,7 +208,9 @@ def _value(trace: Trace, argument: Any) -> Any:
     """An argument, tensors as :class:`_Tensor`; of one known by its shape alone, two axes are taken for a weight."""
     if isinstance(argument, dict) and "tensor" in argument:
         tensor = trace.tensors[argument["tensor"]]
-        return _Tensor(tensor.shape, tensor.stride, trace.buffers[tensor.buffer].kind == "weight")
+        return _Tensor(
+            tensor.shape, tensor.stride, trace.buffers[tensor.buffer].kind == "weight", tensor.item_bytes
+        )
     if isinstance(argument, dict) and "shape" in argument:
         return _Tensor(tuple(argument["shape"]), None, len(argument["shape"]) == 2)
     return argument
@@ -204,7 +229,7 @@ def _product(call: _Call, left: int, right: int) -> Work | None:
     return _sized(call, count, m, n, k, weight)
 
 
-def _sized(call: _Call, count: int, m: int, n: int, k: int, weight: bool) -> Work | None:
+def _sized(call: _Call, count: int, m: int, n: int, k: int, weight: bool) -> Product | None:
     """A product; None where a factor is a vector's worth and nothing is summed, which only streams."""
     if k <= 1 or (n <= 1 and count > 1):
         return None
@@ -240,7 +265,8 @@ def _convolution(call: _Call, groups_at: int = 8, transposed_at: int | None = 6)
     ):
         return None
     m = call.made.shape[0] * math.prod(call.made.shape[2:])
-    return _sized(call, groups, m, kernel[0] // groups, math.prod(kernel[1:]), call.tensor(1).weight)
+    work = _sized(call, groups, m, kernel[0] // groups, math.prod(kernel[1:]), call.tensor(1).weight)
+    return None if work is None else replace(work, convolution=True)
 
 
 def _attention(call: _Call, mask_at: int | None, causal_at: int, tokens_first: bool = False) -> Work | None:
@@ -341,6 +367,7 @@ def _mixer_convolution(call: _Call) -> Work | None:
 def _recurrence(call: _Call) -> Work | None:
     source, enter = call.shape(0), call.shape(3)
     heads, width = source[-2:]
+    state = call.argument(7, "state")
     return Scan(
         dtype=call.dtype,
         part="recurrence",
@@ -352,6 +379,7 @@ def _recurrence(call: _Call) -> Work | None:
         head_dim=width,
         state=enter[-1],
         groups=enter[-2],
+        state_item_bytes=(isinstance(state, _Tensor) and state.item_bytes) or 4,
     )
 
 
