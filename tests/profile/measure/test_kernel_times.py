@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import kernel_times
 from tessera_core.profile.merge import load_profiles
 from tessera_core.program.store import load_trace
 
@@ -63,3 +66,26 @@ def test_plans_over_slices_are_weighed_beside_copies_whether_the_model_is_copied
 
 def _profiles() -> list[Path]:
     return sorted((ROOT / "fixtures/profiles").glob("*.profile.arrow"))
+
+
+def test_a_trace_that_fails_is_a_bar_that_does_not_hold(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The benchmark's own command line, with children that end at once."""
+    monkeypatch.setattr("sys.argv", ["kernel_times", "--out", str(tmp_path), "--only", "demo"])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(kernel_times, "machine_facts", lambda *_, **__: {"device": "none", "driver": "none"})
+    monkeypatch.setattr(kernel_times, "_copies", dict)
+    started: list[list[str]] = []
+
+    def ended(command: list[str], **options: Any) -> subprocess.Popen[str]:
+        started.append(command)
+        return popen([sys.executable, "-c", "raise SystemExit(1)"], **options)
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(kernel_times.subprocess, "Popen", ended)
+    assert kernel_times.main() == 1
+    printed = json.loads(capsys.readouterr().out)
+    assert [bar["name"] for bar in printed["bars"] if not bar["holds"]] == ["demo: was measured"]
+    assert len(started) == 1
+    assert "--alone" in started[0]
