@@ -148,7 +148,7 @@ def test_a_gpu_of_the_users_catalogue_is_known_by_its_reported_name(
     )
     words = ("--catalogue", "own.toml", "-o", "x.trace", "--json")
     assert json.loads(ok(tessera("trace", "p.json", *words)))["gpu_type"] == "imaginary"
-    done = tessera("trace", "llama-tiny", "--phase", "decode", *words)
+    done = tessera("trace", "llama-tiny", "--phase", "decode", "--context", "8", *words)
     assert done.returncode == 2 and "--catalogue: for a profile" in done.stderr
 
 
