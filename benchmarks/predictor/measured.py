@@ -12,9 +12,10 @@ import numpy as np
 from benchmarks.predictor.accuracy import rounded
 from tessera_core.devices.modelled import ModelledDevice
 from tessera_core.profile.model.predict import modelled_time
+from tessera_core.profile.operators import work_of
 from tessera_core.profile.silicon.lookup import silicon_rows
 from tessera_core.profile.times import TimeRow
-from tessera_core.profile.work import Attention, Product, Work, work_of
+from tessera_core.profile.work import Attention, Product, Work
 from tessera_core.program.ir import Kernel, Trace
 from tessera_core.program.store import load_trace
 from tessera_formats.profile import read_profile

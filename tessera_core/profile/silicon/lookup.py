@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tessera_core.profile.model.sizes import aligned
+from tessera_core.profile.operators import work_of
 from tessera_core.profile.silicon.choice import chosen
 from tessera_core.profile.silicon.families import TABLE_DTYPES
 from tessera_core.profile.silicon.interpolate import Interpolated, time_at
@@ -25,7 +26,7 @@ from tessera_core.profile.silicon.tables import (
     sources,
 )
 from tessera_core.profile.times import TimeRow
-from tessera_core.profile.work import Attention, Experts, Product, Scan, Work, work_of
+from tessera_core.profile.work import Attention, Experts, Product, Scan, Work
 from tessera_core.program.ir import Kernel, Program, Trace
 from tessera_formats.deps import WHOLE
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tessera_core.profile.work import Attention, Experts, Product, Scan, Streaming, Work, work_of
+from tessera_core.profile.operators import work_of
+from tessera_core.profile.work import Attention, Experts, Product, Scan, Streaming, Work
 from tessera_core.program.ir import Kernel, Op, Program, TensorRef, Trace
 from tessera_core.program.store import trace_from_bundle
 from tessera_formats.trace import read_trace
