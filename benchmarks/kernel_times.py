@@ -1,4 +1,4 @@
-"""Times of all kernels of the captured fixtures on a GPU and on disjoint slices of it, alone and beside a co-runner.
+"""Times of all kernels of the captured fixtures on a GPU and on disjoint slices of it, alone and beside a copy.
 
 ``python -m benchmarks.kernel_times --out FOLDER [--only NAME...] [--seconds S] [--compare ROTATION...] [--prefixes]``.
 Every trace has a process of its own: all compile at once, then they measure one after another, each alone on the GPU.
@@ -251,10 +251,10 @@ def _summary(facts: dict[str, Any]) -> dict[str, Any]:
             key: value for key, value in own.items() if key != "prefixes" and not key.startswith("kernels")
         }
         kept[place]["again"] = _again(own)
-        if own["kernels"].get("beside"):
-            alone, beside = own["kernels"]["alone"], own["kernels"]["beside"]
-            kept[place]["median_inflation_beside"] = round(
-                statistics.median(beside[key]["us"] / alone[key]["us"] for key in beside), 3
+        if own["kernels"].get("copies"):
+            alone, copies = own["kernels"]["alone"], own["kernels"]["copies"]
+            kept[place]["median_inflation_beside_copies"] = round(
+                statistics.median(copies[key]["us"] / alone[key]["us"] for key in copies), 3
             )
     return kept
 

@@ -12,13 +12,15 @@ import tomli_w
 from benchmarks import Bar, report
 from benchmarks.predictor.accuracy import Predicted, plain_errors, rounded, size_classes
 from benchmarks.predictor.left_out import left_out
-from benchmarks.predictor.measured import memory_bound
-from benchmarks.predictor.points import GPUS, GROUPS, points, shared
+from benchmarks.predictor.measured import against_measurements
+from benchmarks.predictor.points import FRAMEWORK, GPUS, GROUPS, points, shared
 from benchmarks.predictor.seen import HELD_OUT, carried_weight, seen
 from benchmarks.predictor.shipped import shipped
 from tessera_core.profile.model.coefficients import COEFFICIENTS, fits_document, memory_kind
+from tessera_core.profile.silicon.choice import newest, preferred
 from tessera_core.profile.silicon.interpolate import leave_out
-from tessera_core.profile.silicon.tables import INSTALL, SiliconPackage, find_package, read_table, sources
+from tessera_core.profile.silicon.memory import from_memory
+from tessera_core.profile.silicon.tables import INSTALL, SiliconPackage, SiliconTable, find_package
 
 PAIRS = (
     ("a100-80gb", "l40s"),
@@ -104,17 +106,36 @@ def together(predictions: list[Predicted]) -> dict[str, Any]:
     return joined.facts()
 
 
-def interpolation(package: SiliconPackage) -> dict[str, float]:
-    """Median errors of points of each GPU's table of products, left out and interpolated between the rest."""
+def interpolation(package: SiliconPackage) -> dict[str, dict[str, Any]]:
+    """Points of each GPU's tables of products, left out and interpolated between the rest.
+
+    ``used``: the table that lookups prefer, as they take it (weights from memory); ``published``: the same as it is;
+    ``fitted``: the one to which the model is fitted, as it is.
+    """
     found = {}
     for gpu in GPUS:
-        known = points(package, gpu, "products")
-        for source in sources(package, gpu, "products"):
-            if known is not None and source.name == known.table:
-                table = read_table(source, "bfloat16")
-                assert table is not None
-                found[gpu] = rounded(np.median(leave_out(table, INTERPOLATED_SHARE, seed=0).errors))
+        used = newest(package, "products", preferred("products")[0], gpu, "bfloat16")
+        fitted = newest(package, "products", FRAMEWORK, gpu, "bfloat16")
+        if used is not None and fitted is not None:
+            found[gpu] = {
+                "used": _interpolated(from_memory(used)),
+                "published": _interpolated(used),
+                "fitted": _interpolated(fitted),
+                "raised_by_memory": rounded(np.mean(from_memory(used).time_us > used.time_us)),
+            }
     return found
+
+
+def _interpolated(table: SiliconTable) -> dict[str, Any]:
+    left = leave_out(table, INTERPOLATED_SHARE, seed=0)
+    return {
+        "table": table.source.name,
+        "points": len(left.actual),
+        "median": rounded(np.median(left.errors)),
+        "inside": rounded(left.covered),
+        "width": rounded(left.width),
+        "largest_factor": rounded(np.max(left.high / left.low)),
+    }
 
 
 def bars_of(found: dict[str, Any]) -> list[Bar]:
@@ -132,21 +153,27 @@ def bars_of(found: dict[str, Any]) -> list[Bar]:
         ]
     ours, alone = found["products"]["seen"], found["products"]["left_out"]
     for name, facts in (("target seen", ours), ("target left out", alone)):
-        inside = facts["inside"]
-        holds = INSIDE[0] <= inside <= INSIDE[1]
-        bars.append(Bar(f"{name}: share inside 90% intervals", inside, f"{INSIDE[0]} to {INSIDE[1]}", holds))
+        bars.append(_inside(f"{name}: share inside 90% intervals", facts["inside"]))
     bars.append(_at_most("target seen: median width of intervals", ours["width"], WIDTH))
-    bars += [
-        _at_most(f"interpolation inside the table of {gpu}: median error", error, INTERPOLATED_MEDIAN)
-        for gpu, error in found["interpolation"].items()
-    ]
-    measured = found["memory_bound"]["median"]
-    bars.append(_at_most("memory-bound kernels on the H200: median error", measured, MEMORY_BOUND_MEDIAN))
+    for gpu, each in found["interpolation"].items():
+        name, used = f"interpolation inside the table of {gpu} that lookups use", each["used"]
+        bars.append(_at_most(f"{name}: median error", used["median"], INTERPOLATED_MEDIAN))
+        bars.append(_inside(f"{name}: share inside 90% intervals", used["inside"]))
+        bars.append(_at_most(f"{name}: median width of intervals", used["width"], WIDTH))
+    for name, key in (("", "median"), (" of traces that chose no start or rate", "median_unseen")):
+        measured = found["measured"][key]
+        bars.append(
+            _at_most(f"memory-bound kernels on the H200{name}: median error", measured, MEMORY_BOUND_MEDIAN)
+        )
     return bars
 
 
 def _at_most(name: str, value: float | None, bar: float) -> Bar:
     return Bar(name, value, f"<= {bar}", value is not None and value <= bar)
+
+
+def _inside(name: str, share: float) -> Bar:
+    return Bar(name, share, f"{INSIDE[0]} to {INSIDE[1]}", INSIDE[0] <= share <= INSIDE[1])
 
 
 def _below(name: str, ours: dict[str, Any], theirs: dict[str, Any], which: str) -> Bar:
@@ -174,7 +201,7 @@ def main() -> int:
             "left_out": together([each for _, _, each in done]),
         }
     found["interpolation"] = interpolation(package)
-    found["memory_bound"] = memory_bound()
+    found["measured"] = against_measurements()
     return report("predictor", found, bars_of(found))
 
 

@@ -23,7 +23,8 @@ from tessera_formats.table import Column, TableSchema
 F64, I64, TEXT = pa.float64(), pa.int64(), pa.string()
 SOURCES = ("measured", "silicon", "modelled")
 CONDITIONS = ("alone", "beside", "copies")
-"""alone: nothing else runs; beside: other devices work on other kernels; copies: each works on all kernels."""
+"""alone: nothing else runs; beside: the other device works on the other half of the kernels, as in a placement;
+copies: on the whole program, as in data parallelism. Slices of a GPU are measured alone and beside copies."""
 CACHES = ("sequence", "warm", "cold")
 """sequence: as the kernel runs within whole iterations; warm: repeated alone; cold: caches flushed before."""
 

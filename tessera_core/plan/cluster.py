@@ -148,7 +148,7 @@ def _devices(content: Mapping[str, Any], where: str, memory_bytes: MemoryLookup)
         if capacity is None:
             raise InputError(
                 f"{where}: device {row['name']} has type {row['type']!r}, whose memory is not known;"
-                " use a catalogued type, or state memory_gb"
+                " use a catalogued type, name your --catalogue, or state memory_gb"
             )
         for name in names:
             if any(name == other.name for other in devices):

@@ -56,7 +56,9 @@ class Setting:
     def condition(self, devices: int, copies: bool = False) -> Condition:
         """Under which condition kernels run that are spread over so many devices, or of which each has a copy.
 
-        Alone, unless several devices work at once; for latency, where one batch passes through, none do.
+        Alone, unless several devices work at once; for latency, where one batch passes through, none do. A profile
+        that lacks the condition gives the nearest that it has: slices of a GPU are measured beside copies alone, so
+        placements over them are weighed by those times as well.
         """
         if devices < 2 or self.goal == "latency":
             return "alone"

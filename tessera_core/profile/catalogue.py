@@ -253,6 +253,12 @@ def _computing_in(kind: DeviceType, dtype: str) -> DeviceType:
 def _device_type(row: Mapping[str, Any], read: CatalogueContent, path: Path) -> DeviceType:
     if "datasheet" not in row and "measured" not in row:
         raise ArtifactError(f"{path}: type {row['name']} has neither datasheet nor measured rates")
+    table = "datasheet" if "datasheet" in row else "measured"
+    if "float32" not in row[table]["tflop_per_s"]:
+        raise ArtifactError(
+            f"{path}: type {row['name']}: {table}.tflop_per_s has no float32, the rate of all that is no product"
+            " and of dtypes without a rate of their own; add it"
+        )
     links, price, kind = row.get("link_gbyte_per_s", {}), row.get("price"), read.content["kind"][row["kind"]]
     own = f"type.{row['name']}."
     return DeviceType(

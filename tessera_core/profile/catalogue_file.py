@@ -6,11 +6,14 @@ figures of a known one. Every table that states a figure names its source, there
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+from tessera_core.profile.precision import RATES
 from tessera_formats.document import Field, Record, check_record, parse_toml
 from tessera_formats.errors import ArtifactError
 from tessera_formats.files import read_file
@@ -161,11 +164,13 @@ def read_content(shipped: Path, entries: Sequence[Path]) -> CatalogueContent:
     """
     content = _read(shipped)
     check_record(content, DOCUMENT, str(shipped))
+    _check_date(content["date"], shipped)
     _check_types(content["type"], shipped)
     found = dict(_figures(content, content["source"], shipped, ""))
     for path in entries:
         own = _read(path)
         check_record(own, _partial(DOCUMENT), str(path))
+        _check_date(own.get("date", content["date"]), path)
         _check_types(own.get("type", ()), path)
         sources = [*content["source"], *own.get("source", ())]
         found |= dict(_figures(own, sources, path, f" ({path})"))
@@ -180,6 +185,13 @@ def _read(path: Path) -> dict[str, Any]:
     return parse_toml(read_file(path), path, "device catalogue")
 
 
+def _check_date(text: str, path: Path) -> None:
+    try:
+        date.fromisoformat(text)
+    except ValueError as problem:
+        raise ArtifactError(f"{path}: date is {text!r}; write the day as 2026-12-01") from problem
+
+
 def _check_types(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     one = Field(name="rate", type="number", meaning="1e12 operations a second", minimum=0.001)
     names = [row["name"] for row in rows]
@@ -192,7 +204,19 @@ def _check_types(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             )
         for kind in ("datasheet", "measured"):
             for dtype, value in row.get(kind, {}).get("tflop_per_s", {}).items():
+                _check_dtype(dtype, f"{path}: type {row['name']}, {kind}")
                 check_record({"rate": value}, Record((one,)), f"{path}: type {row['name']}, {kind}.{dtype}")
+        for dtype, stand_in in row.get("substitute", {}).items():
+            for name in (dtype, stand_in):
+                _check_dtype(name, f"{path}: type {row['name']}, substitute")
+
+
+def _check_dtype(name: Any, place: str) -> None:
+    """A rate under a name that no kernel has would count for nothing, and nobody would see it."""
+    if name not in RATES:
+        near = difflib.get_close_matches(str(name), RATES, n=2, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(RATES)}"
+        raise ArtifactError(f"{place}: {name!r} is no dtype that has a rate; {hint}")
 
 
 def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,9 @@ PRECISIONS: Mapping[str, Precision] = {
 }
 """By the name that ``/dtype=`` takes."""
 
+RATES = tuple(dict.fromkeys([*(precision.rate for precision in PRECISIONS.values()), "float64"]))
+"""Dtypes of which a device type can state a rate."""
+
 
 def converts(work: Work) -> bool:
     """Whether ``/dtype=`` concerns it: products with a weight, and experts."""

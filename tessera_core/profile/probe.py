@@ -49,13 +49,16 @@ class ProbeStage:
     def run(self, output: Path | str, progress: Callable[[str], None] = lambda _: None) -> Facts:
         """Write the cluster file to ``output`` (``-``: standard output).
 
-        Raises :class:`InputError` where there is nothing to compute on, more CPUs are asked for than there are, or
-        slices that a GPU can't be cut into. Nothing is written then.
+        Raises :class:`InputError` where there is nothing to compute on, more CPUs are asked for than there are,
+        slices that a GPU can't be cut into, or a host without a name. Nothing is written then.
         """
+        if not self.host.strip() or not self.host.isprintable():
+            raise InputError(f"--host {self.host!r}: is no name; write a word such as host0")
         gpus = found_gpus()
         units, notes = self._units(gpus, catalogue(self.catalogues))
         if not units:
-            raise InputError(f"probe: finds no device to list ({'; '.join(notes)}); add --cpus 1")
+            why = "; ".join(notes) or "no GPU is here, and --cpus 0 leaves the CPUs out"
+            raise InputError(f"probe: finds no device to list ({why}); add --cpus 1")
         now = datetime.now(UTC).isoformat(timespec="seconds")
         links: list[dict[str, Any]] = []
         measured: list[tuple[Way, LinkRow]] = []

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from tessera_core.profile.catalogue import Catalogue
 from tessera_core.profile.model.collective import Collective, collectives
-from tessera_core.profile.work import Work, work_of
+from tessera_core.profile.operators import work_of
+from tessera_core.profile.work import Work
 from tessera_core.program.ir import Kernel, Program, Trace
 from tessera_formats.bundle import Bundle
 

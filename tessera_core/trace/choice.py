@@ -44,6 +44,7 @@ class TraceChoice:
     execution_trace: Path | None
     iteration: int | None
     gpu_type: str | None
+    catalogues: tuple[Path, ...]
     trust_model: bool
 
     def run(self, progress: Progress = lambda message: None) -> Facts:
@@ -94,6 +95,7 @@ class TraceChoice:
             program=requests[0] if requests else None,
             iteration=self.iteration,
             gpu_type=self.gpu_type,
+            catalogues=self.catalogues,
         )
         return stage.run(output, progress)
 
@@ -169,6 +171,7 @@ class TraceChoice:
             "--execution-trace": self.execution_trace,
             "--iteration": self.iteration,
             "--gpu-type": self.gpu_type,
+            "--catalogue": self.catalogues,
         }
 
 

@@ -156,6 +156,18 @@ def test_the_environment_names_files_of_entries_and_the_last_wins(
         ('[[type]]\nname = "l4/sm=3"\nsource = "vendor"\nmemory_gb = 9\n', "neither / nor ="),
         ('[[type]]\nname = "l4"\n[[type]]\nname = "l4"\n', "twice"),
         ("[[type]\n", "no valid TOML"),
+        ('date = "tomorrow"\n', "date is 'tomorrow'"),
+        (
+            '[[type]]\nname = "l4"\n[type.datasheet]\nsource = "vendor"\ntflop_per_s = { bfloat17 = 1 }\n',
+            "l4, datasheet: 'bfloat17' is no dtype that has a rate; did you mean bfloat16",
+        ),
+        ('[[type]]\nname = "t4"\nsubstitute = { bfloat16 = "half" }\n', "t4, substitute: 'half' is no dtype"),
+        (
+            '[[type]]\nname = "h20"\nkind = "gpu"\nsource = "vendor"\nhardware = "x"\nmemory_gb = 96\nl2_mb = 60\n'
+            'multiprocessors = 78\n[type.datasheet]\nsource = "vendor"\nmemory_gbyte_per_s = 4000\n'
+            "tflop_per_s = { bfloat16 = 148 }\n",
+            "h20: datasheet.tflop_per_s has no float32",
+        ),
         (
             '[[type]]\nname = "h20"\nkind = "gpu"\nsource = "vendor"\nhardware = "x"\nmemory_gb = 96\nl2_mb = 60\n'
             "multiprocessors = 78\n",

@@ -146,7 +146,9 @@ def test_without_measuring_no_link_is_stated(machine: Any, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("gpus", "options", "message"),
     [
-        ((), {"cpus": 0}, r"finds no device"),
+        ((), {"cpus": 0}, r"finds no device to list \(no GPU is here"),
+        ((), {"host": ""}, r"--host '': is no name"),
+        ((), {"host": "a\nb"}, r"--host 'a\\nb': is no name"),
         ((), {"cpus": 9}, r"--cpus 9: this process may use 2"),
         ((), {"slices": (96, 36)}, r"--slices 96\+36: there is no GPU"),
         ((H200,), {"slices": (96, 64)}, r"asks for 160 multiprocessors, cuda:0 has 132"),

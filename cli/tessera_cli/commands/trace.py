@@ -32,6 +32,7 @@ def command(
     execution_trace: own.ExecutionTrace = None,
     iteration: own.Iteration = None,
     gpu_type: own.GpuType = None,
+    catalogue: options.Catalogues = None,
     trust_model: options.Trust = False,
     json: options.Json = False,
 ) -> None:
@@ -62,6 +63,7 @@ def command(
         execution_trace=execution_trace,
         iteration=iteration,
         gpu_type=gpu_type,
+        catalogues=tuple(catalogue or ()),
         trust_model=trust_model,
     )
     try:

@@ -1,8 +1,8 @@
 """Measuring kernels on CUDA devices: every signature compiled as capture compiles it, replayed from a CUDA graph.
 
-Kernels find caches as an iteration leaves them ("sequence"), or hot ("warm"). Under the condition "beside" the other
-slice of the same cut runs the same program meanwhile. Whole iterations are timed in the same rounds, to hold the sum of
-the kernels against.
+Kernels find caches as an iteration leaves them ("sequence"), or hot ("warm"). Under the condition "copies" the other
+slice of the same cut runs the whole program meanwhile, as data parallelism does. Whole iterations are timed in the same
+rounds, to hold the sum of the kernels against.
 """
 
 from __future__ import annotations
@@ -147,9 +147,9 @@ def measure(
 ) -> Found:
     """Time every signature once, at the first kernel that has it, and every program's iteration.
 
-    With ``beside`` twice: alone, and while the same program's iterations run there.
+    With ``beside`` twice: alone, and beside a copy: while the same program's iterations run there.
     """
-    conditions: tuple[Condition, ...] = ("alone",) if beside is None else ("alone", "beside")
+    conditions: tuple[Condition, ...] = ("alone",) if beside is None else ("alone", "copies")
     share = seconds / (len(conditions) * max(1, len(source.trace.programs)))
     times: dict[Condition, dict[str, BlockTimes]] = {condition: {} for condition in conditions}
     for program in source.trace.programs:
@@ -159,10 +159,10 @@ def measure(
         times["alone"] |= sample(lab, blocks, share)
         calls = source.calls(program)
         if beside is not None and calls is not None:
-            progress(f"timing {program.name} beside its like")
+            progress(f"timing {program.name} beside a copy")
             memory = beside.run(partial(source.memory, program))
             runner = CoRunner.of(beside, source.trace, program, calls, memory)
-            times["beside"] |= sample(lab, blocks, share, runner)
+            times["copies"] |= sample(lab, blocks, share, runner)
             del runner, memory
         del blocks
         free(lab)
@@ -228,7 +228,7 @@ def rows_of(source: Source, found: Found, device_type: str, hardware: str, load:
             condition=condition,
             hardware=hardware,
             dated=dated,
-            load=load if condition == "beside" else "",
+            load=load if condition == "copies" else "",
         )
         for signature, kernel in kernels.items():
             if signature in times:

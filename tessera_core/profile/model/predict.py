@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -21,16 +21,40 @@ from tessera_core.profile.model.demand import DEMANDS, Demand, Floats, Sizes
 from tessera_core.profile.model.neighbours import Neighbours
 from tessera_core.profile.model.physical import Chip, Coefficients, largest_bound, physical_time
 from tessera_core.profile.model.roofline import ModelledTime, roofline_time
-from tessera_core.profile.model.sizes import compute_dtype, item_bytes, sizes_of, streamed
+from tessera_core.profile.model.sizes import aligned, compute_dtype, item_bytes, sizes_of, streamed
 from tessera_core.profile.model.streaming import streaming_time
 from tessera_core.profile.model.tables import half_widths, table_neighbours
-from tessera_core.profile.work import Scan, Streaming, Work
+from tessera_core.profile.silicon.stacks import BETWEEN_STACKS, COLD_START_US
+from tessera_core.profile.work import Product, Scan, Streaming, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Unusual:
+    """Products of a kind that the tables lack: by what they take longer, and how unsure that is (a logarithm)."""
+
+    factor: float
+    half_width: float
+    said: str
+
 
 WIDENING = 0.5
 """By how much of itself an interval grows for each factor of e in size beyond all tables: an assumption."""
 
+SLICED, SLICED_MORE = 0.35, 0.2
+"""Half an interval, as a logarithm, that a slice adds, and that each factor of e in multiprocessors adds to that.
+
+On slices of 96 and 36 of one H200's 132 multiprocessors (fixtures/profiles) kernels scatter around any power of the
+share: libraries choose grids for the whole GPU, and products' times grow by up to its power of 1.9.
+"""
+
 STREAMED_CARRIED = 0.5
 """Share of a memory-bound kernel's residual that is carried over: no published table says, so half."""
+
+CONVOLUTION = Unusual(2.5, math.log(3.2), "of a convolution")
+UNALIGNED = Unusual(2.0, math.log(2.2), "rows don't fill multiples of 16 bytes")
+"""The middle and half the width of what was seen on one H200 (fixtures/profiles): convolutions took 4 and 33 times as
+long as the products that they imply, unaligned products 2.7 and 3.6 times as long as aligned ones. Others may take no
+longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +111,28 @@ def modelled_time(
             best.half_width_carried * (1 + WIDENING * distance), best.carried * reference.half_width
         )
         said.append(_carried(reference, best.carried, residual))
-    return ModelledTime(time_us, time_us * math.exp(-half), time_us * math.exp(half), "; ".join(said), bound)
+    unusual = _unusual(work)
+    if unusual is not None:
+        time_us *= unusual.factor
+        half = math.hypot(half, unusual.half_width)
+        said.append(f"times {unusual.factor:g}: {unusual.said}")
+    half = math.hypot(half, BETWEEN_STACKS[kind], _slicing(device))
+    high_us = time_us * math.exp(half) + (COLD_START_US if kind == "products" else 0.0)
+    return ModelledTime(time_us, time_us * math.exp(-half), high_us, "; ".join(said), bound)
+
+
+def _slicing(device: ModelledDevice) -> float:
+    """What a slice adds to half an interval."""
+    whole = device.catalogue.type(device.type.base)
+    if device.type.multiprocessors >= whole.multiprocessors:
+        return 0.0
+    return SLICED + SLICED_MORE * math.log(whole.multiprocessors / device.type.multiprocessors)
+
+
+def _unusual(work: Work) -> Unusual | None:
+    if not isinstance(work, Product):
+        return None
+    return CONVOLUTION if work.convolution else None if aligned(work) else UNALIGNED
 
 
 def nearest(references: Sequence[Reference], device: ModelledDevice, dtype: str) -> Reference:
@@ -156,6 +201,9 @@ def _threaded_time(work: Work, demand: Demand, device: ModelledDevice) -> Modell
 
 def _streamed_time(work: Streaming, device: ModelledDevice, references: Sequence[Reference]) -> ModelledTime:
     here = streaming_time(work, device)
+    sliced = _slicing(device)
+    if sliced:
+        here = _widened(here, sliced)
     if not references:
         return here
     reference = nearest(references, device, work.dtype)
@@ -165,3 +213,8 @@ def _streamed_time(work: Streaming, device: ModelledDevice, references: Sequence
     half = math.hypot(math.log(here.high_us / here.low_us) / 2, STREAMED_CARRIED * reference.half_width)
     said = f"{here.detail}; {_carried(reference, STREAMED_CARRIED, residual)}"
     return ModelledTime(time_us, time_us * math.exp(-half), time_us * math.exp(half), said, here.bound)
+
+
+def _widened(time: ModelledTime, more: float) -> ModelledTime:
+    half = math.hypot(math.log(time.high_us / time.low_us) / 2, more)
+    return replace(time, low_us=time.median_us * math.exp(-half), high_us=time.median_us * math.exp(half))

@@ -17,6 +17,9 @@ WEIGHT_ONLY_BYTES = {"int8_wo": 1.0, "int4_wo": 0.5, "mxfp4_wo": 0.5}
 
 NARROW_BYTES = {"float4": 0.5}
 
+ALIGNMENT_BYTES = 16
+"""What tensor cores' loads are made of (CUTLASS, "Efficient GEMM in CUDA"); vectors of one column aside."""
+
 
 def item_bytes(dtype: str) -> float:
     """Bytes of an element of what a kernel in ``dtype`` reads most of; of an unknown dtype 1, as int8's."""
@@ -29,6 +32,11 @@ def item_bytes(dtype: str) -> float:
 def compute_dtype(dtype: str) -> str:
     """In which dtype the tensor cores of a kernel in ``dtype`` multiply."""
     return "bfloat16" if dtype in WEIGHT_ONLY_BYTES else dtype
+
+
+def aligned(work: Product) -> bool:
+    """Whether the rows of both factors fill multiples of 16 bytes, as a library's fast kernels want them."""
+    return all(size * item_bytes(work.dtype) % ALIGNMENT_BYTES == 0 for size in (work.n, work.k))
 
 
 def sizes_of(work: Work) -> tuple[str, Sizes] | None:
@@ -76,7 +84,10 @@ def streamed(work: Scan | Streaming) -> Streaming:
         read, flops = tokens * work.channels * item, 8 * tokens * work.channels
         written = read
     else:
-        inner, state = work.heads * work.head_dim, 4.0 * work.batch * work.heads * work.head_dim * work.state
+        inner, state = (
+            work.heads * work.head_dim,
+            work.state_item_bytes * work.batch * work.heads * work.head_dim * work.state,
+        )
         read = tokens * (inner + 2 * work.groups * work.state + work.heads) * item + state
         written = tokens * inner * item + state
         flops = 6 * tokens * inner * work.state

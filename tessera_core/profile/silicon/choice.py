@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from tessera_core.profile.silicon.interpolate import prepared
+from tessera_core.profile.silicon.memory import from_memory
 from tessera_core.profile.silicon.tables import SiliconPackage, SiliconTable, Source, read_table, sources
 
 PREFERENCE: Mapping[str, tuple[str, ...]] = {
@@ -34,10 +35,12 @@ def chosen(
     family: str,
     sizes: Mapping[str, int],
     dtypes: Mapping[str, str],
+    cold: bool = False,
 ) -> dict[str, SiliconTable]:
     """The table to ask for a kernel of ``sizes`` on each device type; types that none covers are left out.
 
-    ``dtypes``: device type (without options) -> the dtype in which it computes there.
+    ``dtypes``: device type (without options) -> the dtype in which it computes there. ``cold``: as :func:`from_memory`
+    has it.
     """
     frameworks = sorted(
         {source.framework for kind in dtypes for source in sources(package, kind, family)},
@@ -49,7 +52,7 @@ def chosen(
         tables = {
             kind: table
             for kind, dtype in dtypes.items()
-            if (table := _covering(package, family, framework, kind, dtype, sizes, tuple(dtypes)))
+            if (table := _covering(package, family, framework, kind, dtype, sizes, tuple(dtypes), cold))
         }
         if len(tables) == len(dtypes):
             return tables
@@ -89,9 +92,11 @@ def _covering(
     dtype: str,
     sizes: Mapping[str, int],
     compared: tuple[str, ...],
+    cold: bool,
 ) -> SiliconTable | None:
     for source in _by_version(package, family, framework, device_type, compared):
         table = read_table(source, dtype)
+        table = from_memory(table) if cold and table is not None else table
         if table is not None and prepared(table).covers(sizes):
             return table
     return None

@@ -49,6 +49,10 @@ FEWEST = 20
 """With fewer points that calibrate a size, :data:`UNCALIBRATED` stands in."""
 
 UNCALIBRATED = 1.0
+SCATTER = 0.05
+"""More work takes no less time, so an interval ends where the points around do, and this much (as a logarithm) further:
+points that differ by one row scatter by about that."""
+
 HIDDEN = math.log(2)
 """What lies past the largest size is calibrated by the largest, predicted from sizes of at most half of it."""
 
@@ -124,10 +128,14 @@ class Interpolator:
         bound = self.roofline.time_us({name: np.array(float(sizes[name])) for name in self.levels})
         time_us = float(bound) * math.exp(found.value)
         factor = math.exp(self.scale * math.sqrt(found.variance))
+        low_us, high_us = time_us / factor, time_us * factor
+        if found.distance > 0:
+            low_us = max(low_us, min(time_us, math.exp(found.least - SCATTER)))
+            high_us = min(high_us, max(time_us, math.exp(found.most + SCATTER)))
         return Interpolated(
             time_us=time_us,
-            low_us=time_us / factor,
-            high_us=time_us * factor,
+            low_us=low_us,
+            high_us=high_us,
             distance=found.distance,
             continued=found.continued,
         )
@@ -194,6 +202,7 @@ def _prepared(table: SiliconTable, kept: NDArray[np.bool_]) -> Interpolator:
     lattice = Lattice(
         coordinates=np.stack([np.log(np.maximum(floats[name], 0.5)) for name in levels]),
         values=np.log(time_us / roofline.time_us(floats)),
+        limits=np.log(time_us),
         exact=frozenset(index for index, name in enumerate(levels) if name in EXACT),
         growing=frozenset(index for index, name in enumerate(levels) if name in GROWING),
         between=(1.0,) * len(levels),

@@ -7,6 +7,7 @@ remains the point is outside the table.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,11 +35,16 @@ Node: TypeAlias = tuple[list[float], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value; ``variance``: the square of half its interval; ``distance``: largest logarithmic gap to a point."""
+    """A value; ``variance``: the square of half its interval; ``distance``: largest logarithmic gap to a point.
+
+    ``least``, ``most``: the limits between which the points used leave it, of :attr:`Lattice.limits`.
+    """
 
     value: float
     variance: float
     distance: float
+    least: float
+    most: float
     continued: bool = False
 
 
@@ -46,6 +52,7 @@ class Value:
 class Lattice:
     """Points by coordinates (one row per level, lexicographically sorted) and their values.
 
+    ``limits``: what never falls as a coordinate grows, a logarithm of time: between points it lies between theirs.
     ``exact``: levels that are never interpolated. ``growing``: levels that may be continued past the last value.
     ``between``, ``beyond``: per level, by what to multiply the difference of two neighbours and :data:`LEAST` for half
     an interval between them, and past the last of them.
@@ -53,6 +60,7 @@ class Lattice:
 
     coordinates: NDArray[np.float64]
     values: NDArray[np.float64]
+    limits: NDArray[np.float64]
     exact: frozenset[int]
     growing: frozenset[int]
     between: tuple[float, ...]
@@ -120,6 +128,8 @@ class Lattice:
             (1 - share) * first.value + share * second.value,
             max(first.variance, second.variance) + half**2,
             max(gap, nearer.distance),
+            min(first.least, second.least),
+            max(first.most, second.most),
             first.continued or second.continued,
         )
 
@@ -151,7 +161,9 @@ class Lattice:
         if change > SETTLED:
             return None
         half = self.beyond[level] * (LEAST + change)
-        return Value(value.value, value.variance + half**2, max(distance, value.distance), True)
+        return Value(
+            value.value, value.variance + half**2, max(distance, value.distance), value.least, math.inf, True
+        )
 
     def _nearest(
         self, asked: _Asked, starts: Sequence[int], indices: range, level: int
@@ -166,7 +178,8 @@ class Lattice:
     def _child(self, asked: _Asked, starts: Sequence[int], index: int, level: int) -> Value | None:
         low, high = starts[index], starts[index + 1]
         if level == len(asked.point) - 1:
-            return None if low == asked.without else Value(float(self.values[low]), 0.0, 0.0)
+            limit = float(self.limits[low])
+            return None if low == asked.without else Value(float(self.values[low]), 0.0, 0.0, limit, limit)
         return self._at(asked, low, high, level + 1)
 
     def _node(self, low: int, high: int, level: int) -> Node:
@@ -198,4 +211,6 @@ def _together(first: Value, second: Value) -> Value:
         (one * first.value + other * second.value) / (one + other),
         1 / (one + other),
         min(first.distance, second.distance),
+        min(first.least, second.least),
+        max(first.most, second.most),
     )

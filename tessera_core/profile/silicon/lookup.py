@@ -8,11 +8,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tessera_core.profile.model.sizes import aligned
+from tessera_core.profile.operators import work_of
 from tessera_core.profile.silicon.choice import chosen
 from tessera_core.profile.silicon.families import TABLE_DTYPES
 from tessera_core.profile.silicon.interpolate import Interpolated, time_at
+from tessera_core.profile.silicon.memory import fetched_us, least_us
 from tessera_core.profile.silicon.rates import LATENT_KEY, LATENT_RANK, LATENT_VALUE, LATENT_WIDTH
-from tessera_core.profile.silicon.stacks import BETWEEN_STACKS
+from tessera_core.profile.silicon.stacks import BETWEEN_STACKS, COLD_START_US
 from tessera_core.profile.silicon.tables import (
     DISTRIBUTION,
     GPU_FOLDERS,
@@ -23,9 +26,11 @@ from tessera_core.profile.silicon.tables import (
     sources,
 )
 from tessera_core.profile.times import TimeRow
-from tessera_core.profile.work import Attention, Experts, Product, Scan, Work, work_of
+from tessera_core.profile.work import Attention, Experts, Product, Scan, Work
 from tessera_core.program.ir import Kernel, Program, Trace
 from tessera_formats.deps import WHOLE
+
+SAME = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +43,17 @@ class SiliconFound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A kernel in a table's terms. ``family`` None: ``sizes`` are empty and ``reason`` says why none holds it."""
+    """A kernel in a table's terms. ``family`` None: ``sizes`` are empty and ``reason`` says why none holds it.
+
+    ``cold``: the iteration left its weights or its cache of keys in memory.
+    """
 
     family: str | None
     sizes: Mapping[str, int]
     dtype: str
     converts: bool
     reason: str = ""
+    cold: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +146,10 @@ def _none(dtype: str, kind: str) -> Asked:
 
 
 def _asked_product(work: Product) -> Asked:
+    if work.convolution:
+        return _none(work.dtype, "convolutions")
+    if not aligned(work):
+        return _none(work.dtype, "products whose rows don't fill multiples of 16 bytes")
     family, sizes = "products", {"m": work.m, "n": work.n, "k": work.k}
     if work.count > 1:
         sizes = {"heads": work.count, "tokens": work.m}
@@ -146,7 +159,7 @@ def _asked_product(work: Product) -> Asked:
             family = "latent-values"
         else:
             return _none(work.dtype, "batched products")
-    return Asked(family=family, sizes=sizes, dtype=work.dtype, converts=True)
+    return Asked(family=family, sizes=sizes, dtype=work.dtype, converts=True, cold=work.weight)
 
 
 def _asked_attention(work: Attention) -> Asked:
@@ -171,7 +184,7 @@ def _asked_attention(work: Attention) -> Asked:
         latent = work.heads == work.kv_heads and work.head_dim == LATENT_KEY
         family = "latent-prefill" if latent else "attention-prefill"
         sizes = shared | ({} if latent else single) | {"queries": work.queries}
-    return Asked(family=family, sizes=sizes, dtype=work.dtype, converts=False)
+    return Asked(family=family, sizes=sizes, dtype=work.dtype, converts=False, cold=work.phase == "decode")
 
 
 def _unusable(kind: _Type) -> str:
@@ -202,7 +215,7 @@ def _answer(
         tables: Mapping[str, SiliconTable] = {}
         if asked.family is not None:
             bases = {kind.base: dtype for kind in group}
-            tables = chosen(package, asked.family, asked.sizes, bases)
+            tables = chosen(package, asked.family, asked.sizes, bases, asked.cold)
         for kind in group:
             table = tables.get(kind.base)
             found = None if table is None else time_at(table, asked.sizes)
@@ -228,9 +241,17 @@ def _row(
     kernel: Kernel, device_type: str, asked: Asked, dtype: str, table: SiliconTable, found: Interpolated
 ) -> TimeRow:
     family = table.source.family
-    factor = math.exp(math.hypot(math.log(found.high_us / found.time_us), BETWEEN_STACKS[family]))
+    low_us, high_us = (
+        found.time_us * math.exp(side * math.hypot(math.log(end_us / found.time_us), BETWEEN_STACKS[family]))
+        for side, end_us in ((-1, found.low_us), (1, found.high_us))
+    )
+    low_us = min(max(low_us, least_us(table, asked.sizes, dtype, asked.cold)), found.time_us)
+    if family == "products":
+        high_us += COLD_START_US
     place = "met" if found.distance == 0 else "continued past the last size" if found.continued else "between"
     words = f"{family} table in {table.dtype}: {place}"
+    if asked.cold and found.time_us <= (1 + SAME) * fetched_us(table, asked.sizes):
+        words += "; as fast as memory brings what the table's collector found in L2"
     if len(kernel.ops) > 1:
         words += f"; {len(kernel.ops) - 1} fused operators at no extra time"
     return TimeRow(
@@ -242,8 +263,8 @@ def _row(
         median_us=found.time_us,
         p10_us=found.time_us,
         p90_us=found.time_us,
-        low_us=found.time_us / factor,
-        high_us=found.time_us * factor,
+        low_us=low_us,
+        high_us=high_us,
         samples=0,
         flops=kernel.flops,
         bytes=kernel.read_bytes + kernel.written_bytes,

@@ -39,6 +39,7 @@ class RecordedStage:
 
     ``program``: what the iteration is (None: one request of a step). ``iteration``: the number of its
     ``ProfilerStep``. ``gpu_type``: the catalogue's type of the GPU, where its reported name does not tell.
+    ``catalogues``: files of users' device types.
     """
 
     path: Path
@@ -46,12 +47,13 @@ class RecordedStage:
     program: ProgramRequest | None = None
     iteration: int | None = None
     gpu_type: str | None = None
+    catalogues: tuple[Path, ...] = ()
 
     def run(self, output: Path, progress: Callable[[str], None] = lambda message: None) -> Facts:
         """Write the trace to ``output``; raises :class:`InputError` for files that cannot be used."""
         started = time.perf_counter()
         if self.gpu_type is not None:
-            catalogue().type(self.gpu_type)
+            catalogue(self.catalogues).type(self.gpu_type)
         progress(f"reading {self.path}")
         profile = read_profile(self.path)
         chosen = choose_iteration(profile, self.iteration)
@@ -79,7 +81,7 @@ class RecordedStage:
         if self.gpu_type is not None:
             return self.gpu_type
         name = profile.gpus.get(chosen.device)
-        found = None if name is None else catalogue().reported(name)
+        found = None if name is None else catalogue(self.catalogues).reported(name)
         if found is None:
             what = (
                 "does not name its GPU"
@@ -92,7 +94,7 @@ class RecordedStage:
     def _type_note(self, profile: Profile, chosen: Iteration) -> str | None:
         """Whether the user's ``gpu_type`` is another than the one that the profile itself names."""
         name = profile.gpus.get(chosen.device)
-        found = None if name is None else catalogue().reported(name)
+        found = None if name is None else catalogue(self.catalogues).reported(name)
         if self.gpu_type is None or found is None or found.name == self.gpu_type:
             return None
         return f"times of {name} (type {found.name}) count as measured times of {self.gpu_type}: so asked by --gpu-type"

@@ -242,14 +242,14 @@ def test_every_signature_gets_a_row_for_each_condition(tiny: Trace, monkeypatch:
     rows = list(rows_of(source, found, "h200-sxm/sm=96", "somewhere", "the same on the other"))
     signatures = {kernel.signature for program in tiny.programs for kernel in program.kernels}
     assert {(row.signature, row.condition) for row in rows} == {
-        (signature, condition) for signature in signatures for condition in ("alone", "beside")
+        (signature, condition) for signature in signatures for condition in ("alone", "copies")
     }
     assert {row.load for row in rows if row.condition == "alone"} == {""}
-    assert {row.load for row in rows if row.condition == "beside"} == {"the same on the other"}
+    assert {row.load for row in rows if row.condition == "copies"} == {"the same on the other"}
     assert {row.cache for row in rows} == {"sequence"}
     assert all(row.source == "measured" and row.samples == 3 for row in rows)
     assert lab.flushes > 0
-    assert set(found.whole()) == {(p.id, c) for p in tiny.programs for c in ("alone", "beside")}
+    assert set(found.whole()) == {(p.id, c) for p in tiny.programs for c in ("alone", "copies")}
 
 
 def test_what_cannot_run_is_reported_and_the_rest_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

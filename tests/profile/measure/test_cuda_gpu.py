@@ -44,7 +44,7 @@ def test_a_slice_is_slower_and_slowed_by_the_other() -> None:
         beside=CudaDevice(index=0, shares=shares, part=0),
         seconds=2.0,
     ).run(lambda text: None)
-    assert {row.condition for row in found.rows} == {"alone", "beside"}
-    assert all("#0" in row.load for row in found.rows if row.condition == "beside")
+    assert {row.condition for row in found.rows} == {"alone", "copies"}
+    assert all("#0" in row.load for row in found.rows if row.condition == "copies")
     assert all("#1" in row.hardware for row in found.rows)
     torch.cuda.empty_cache()

@@ -39,7 +39,7 @@ def test_a_profile_holds_every_kernel_on_every_device(name: str) -> None:
         for kernel in program.kernels:
             for kind in TYPES:
                 rows = times.rows[kernel.signature, "whole", kind]
-                wanted = {"alone"} if kind == TYPES[0] else {"alone", "beside"}
+                wanted = {"alone"} if kind == TYPES[0] else {"alone", "copies"}
                 assert {row.condition for row in rows} == wanted
                 assert all(row.source == "measured" and "NVIDIA H200" in row.hardware for row in rows)
 
@@ -53,6 +53,15 @@ def test_kernels_add_up_to_the_iterations_of_the_same_run(name: str, recorded: d
             total = sum(times.time(k.signature, kind, "alone").median_us for k in program.kernels)
             whole = recorded["results"][name][place]["programs"][f"{program.name} alone"]["whole_us"]
             assert total / whole == pytest.approx(1.0, abs=0.03)
+
+
+def test_plans_over_slices_are_weighed_beside_copies_whether_the_model_is_copied_or_placed() -> None:
+    times = load_profiles([ROOT / "fixtures/profiles/llama-3-8b-4-layers.profile.arrow"])
+    for signature, part, kind in times.rows:
+        placed, copied = (times.time(signature, kind, c, part) for c in ("beside", "copies"))
+        assert placed == copied
+        assert placed.condition == ("alone" if kind == "h200-sxm" else "copies")
+        assert ("the same program's iterations" in placed.load) == (kind != "h200-sxm")
 
 
 def _profiles() -> list[Path]:

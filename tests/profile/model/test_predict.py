@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -184,3 +185,43 @@ def test_the_stored_coefficients_are_those_of_the_tables(kind: str, gpu: str) ->
     fitted = fit([known])
     for name in NAMES:
         assert getattr(fitted, name) == pytest.approx(getattr(stored.fitted, name), rel=0.02), name
+
+
+def test_a_search_takes_as_long_as_one_block_needs_for_a_row() -> None:
+    h200 = ModelledDevice.of("h200-sxm")
+    search = Streaming(
+        dtype="int64",
+        read_bytes=64 * 262144,
+        written_bytes=512,
+        flops=0,
+        pointwise=False,
+        ops=1,
+        row_bytes=262144,
+    )
+    time = modelled_time(search, h200)
+    assert time.bound == "chain" and time.median_us == pytest.approx(32, rel=0.1)
+    assert time.median_us > 4 * modelled_time(replace(search, row_bytes=0), h200).median_us
+    assert modelled_time(replace(search, row_bytes=0, sorts=True), h200).low_us > 5
+
+
+@pytest.mark.parametrize("name", ["h200-sxm", "l4"])
+def test_products_of_an_unusual_kind_are_longer_and_less_sure(name: str) -> None:
+    device = ModelledDevice.of(name)
+    usual = modelled_time(product(m=1024, n=3424), device)
+    for odd in (product(m=1024, n=3420), replace(product(m=1024, n=3424), convolution=True)):
+        time = modelled_time(odd, device)
+        assert time.median_us > 1.5 * usual.median_us and "times" in time.detail
+        assert time.high_us / time.low_us > usual.high_us / usual.low_us
+        assert time.low_us < usual.median_us * 1.2  # it may as well take no longer
+
+
+def test_a_slice_is_less_sure_the_smaller_it_is() -> None:
+    kinds = ("h200-sxm", "h200-sxm/sm=96", "h200-sxm/sm=36")
+    for work in (
+        product(m=1024),
+        Streaming(dtype="bfloat16", read_bytes=2**26, written_bytes=2**26, flops=0, pointwise=True, ops=1),
+    ):
+        times = [modelled_time(work, ModelledDevice.of(kind), tables=False) for kind in kinds]
+        spreads = [time.high_us / time.low_us for time in times]
+        assert spreads == sorted(spreads) and spreads[0] < spreads[1] < spreads[2]
+        assert times[0].median_us < times[1].median_us < times[2].median_us

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -6,7 +7,7 @@ import pytest
 
 from tessera_core.profile.silicon import lookup
 from tessera_core.profile.silicon.lookup import SiliconFound, asked_of, silicon_rows
-from tessera_core.profile.silicon.stacks import BETWEEN_STACKS
+from tessera_core.profile.silicon.stacks import BETWEEN_STACKS, COLD_START_US
 from tessera_core.profile.times import fields_of
 from tessera_core.profile.work import Attention, Product
 from tessera_formats.profile import TIMES
@@ -39,8 +40,9 @@ def test_a_measured_size_gives_the_tables_time_and_says_which(tmp_path: Path) ->
     assert row.median_us == pytest.approx(7.0) and row.distance == 0
     assert row.table == "aiconfigurator-core 9.9.9, vllm 1.0.0"
     assert row.dtype == "bfloat16" and row.samples == 0
-    # Nothing was interpolated: the interval is what another framework's kernel may differ by.
-    assert row.high_us / row.median_us == pytest.approx(2.718281828 ** BETWEEN_STACKS["products"])
+    # Nothing was interpolated: the interval is what another framework's kernel, and cold caches, may differ by.
+    assert row.median_us / row.low_us == pytest.approx(math.exp(BETWEEN_STACKS["products"]))
+    assert row.high_us == pytest.approx(7.0 * math.exp(BETWEEN_STACKS["products"]) + COLD_START_US)
     TIMES.build([fields_of(row)])
 
 
@@ -139,5 +141,9 @@ def test_attention_is_asked_for_in_the_tables_terms() -> None:
     assert part is not None and part.family is None and "earlier keys" in part.reason
     keys = asked_of(Product(dtype="bfloat16", count=128, m=64, n=512, k=128, weight=True))
     assert keys is not None and (keys.family, keys.sizes) == ("latent-keys", {"heads": 128, "tokens": 64})
+    odd = asked_of(Product(dtype="bfloat16", count=1, m=64, n=3420, k=1280, weight=True))
+    assert odd is not None and odd.family is None and "16 bytes" in odd.reason
+    window = asked_of(Product(dtype="bfloat16", count=1, m=64, n=64, k=64, weight=True, convolution=True))
+    assert window is not None and window.family is None and "convolutions" in window.reason
     batched = asked_of(Product(dtype="bfloat16", count=4, m=1, n=8, k=8, weight=True))
     assert batched is not None and batched.family is None

@@ -137,6 +137,21 @@ def test_unknown_gpus_are_named_by_the_user(write_profile: Write, tessera: Calla
     )
 
 
+def test_a_gpu_of_the_users_catalogue_is_known_by_its_reported_name(
+    write_profile: Write, tmp_path: Path, tessera: Callable
+) -> None:
+    write_profile(TWO_STEPS, gpu="NVIDIA Imaginary 9")
+    (tmp_path / "own.toml").write_text(
+        '[[type]]\nname = "imaginary"\nkind = "gpu"\nsource = "vendor"\nhardware = "NVIDIA Imaginary 9"\n'
+        'reported = ["NVIDIA Imaginary 9"]\nmemory_gb = 9\nl2_mb = 9\nmultiprocessors = 9\n'
+        '[type.datasheet]\nsource = "vendor"\nmemory_gbyte_per_s = 900\ntflop_per_s = { float32 = 9 }\n'
+    )
+    words = ("--catalogue", "own.toml", "-o", "x.trace", "--json")
+    assert json.loads(ok(tessera("trace", "p.json", *words)))["gpu_type"] == "imaginary"
+    done = tessera("trace", "llama-tiny", "--phase", "decode", "--context", "8", *words)
+    assert done.returncode == 2 and "--catalogue: for a profile" in done.stderr
+
+
 def test_several_gpus_are_refused(write_profile: Write, tessera: Callable) -> None:
     write_profile([*launch("a", 1, 1, 0), *launch("b", 2, 2, 0, device=1)])
     assert "launches on GPUs 0, 1" in line(tessera("trace", "p.json", "-o", "x.trace"))

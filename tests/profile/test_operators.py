@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tessera_core.profile.work import Attention, Experts, Product, Scan, Streaming, Work, work_of
+from tessera_core.profile.operators import work_of
+from tessera_core.profile.work import Attention, Experts, Product, Scan, Streaming, Work
 from tessera_core.program.ir import Kernel, Op, Program, TensorRef, Trace
 from tessera_core.program.store import trace_from_bundle
 from tessera_formats.trace import read_trace
@@ -97,7 +98,7 @@ def test_fused_operators_are_read_by_their_own_arguments() -> None:
     (scan,) = named("mamba-codestral-7b-1-layer", "prefill", "selective_scan")
     assert scan == Scan(
         dtype="bfloat16", part="recurrence", phase="prefill", batch=1, length=1024, channels=8192, heads=128,
-        head_dim=64, state=128, groups=8,
+        head_dim=64, state=128, groups=8, state_item_bytes=2,
     )  # fmt: skip
     (step,) = named("mamba-codestral-7b-1-layer", "decode", "causal_convolution_step")
     assert isinstance(step, Scan) and (step.phase, step.batch, step.channels) == ("decode", 64, 10240)
@@ -107,7 +108,9 @@ def test_an_image_is_attended_to_from_both_sides() -> None:
     found = named("stable-diffusion-3.5-medium-2-layers", "step", "scaled_dot_product_attention")
     assert {work.phase for work in found if isinstance(work, Attention)} == {"encoder"}
     (patches,) = named("qwen2.5-vl-7b-1-layer", "prefill", "convolution")
-    assert patches == Product(dtype="bfloat16", count=1, m=1024, n=1280, k=1176, weight=True)
+    assert patches == Product(
+        dtype="bfloat16", count=1, m=1024, n=1280, k=1176, weight=True, convolution=True
+    )
 
 
 def test_a_weight_shared_by_the_whole_batch_is_one_product() -> None:
@@ -218,3 +221,11 @@ def test_a_profile_that_tells_shapes_alone_is_read_by_them() -> None:
     assert isinstance(read("aten.mm.unknown", rows, None), Streaming)
     assert isinstance(read("aten.mm.unknown", rows, {"dtype": "bfloat16", "shape": [32]}), Streaming)
     assert isinstance(read("aten.convolution.unknown", rows, weight), Streaming)
+
+
+def test_a_search_for_the_largest_element_knows_its_rows() -> None:
+    for phase in ("prefill", "decode"):
+        (search,) = named("llama-3-8b-4-layers", phase, "argmax")
+        assert isinstance(search, Streaming) and search.row_bytes == 128256 * 2
+    selections = named("gpt-oss-20b-2-layers", "decode", "topk")
+    assert selections and all(isinstance(work, Streaming) and work.sorts for work in selections)
