@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from tessera_core.plan.loads import incidence
 from tessera_core.plan.placement import Placement, trimmed
 from tessera_core.plan.problem import Problem, Resident
 
@@ -305,22 +305,17 @@ def _transfers(builder: _Builder) -> None:
 def _paths(builder: _Builder) -> None:
     """The fed paths' kernels, and the cheapest way to cross along them."""
     problem, column = builder.problem, builder.resources.path
-    largest: dict[tuple[int, int], int] = {}
-    for flow in problem.flows:
-        for unit in () if flow.feeds else flow.consumers:
-            pair = (flow.producer, unit)
-            largest[pair] = max(largest.get(pair, 0), flow.size)
-    for p, (rate, path) in enumerate(zip(problem.rates, problem.paths, strict=True)):
+    along = zip(problem.rates, problem.paths, problem.path_steps, strict=True)
+    for p, (rate, path, steps) in enumerate(along):
         for unit in path:
             for d in (0, 1):
                 time = rate * problem.units[unit].times[p][d] / problem.slots
                 builder.runs(builder.on[d][unit], d, [(column, time)])
-        for pair in pairwise(path):
-            if pair in largest:
-                least = min(problem.cross_us(largest[pair], s, d) for s, d in problem.links)
-                before, after = (builder.on[0][unit] for unit in pair)
-                for tail, head in ((before, after), (after, before)):
-                    builder.charge(tail, head, [(column, rate * least / problem.slots)])
+        for before, after, size in steps:
+            least = min(problem.cross_us(size, s, d) for s, d in problem.links)
+            ends = builder.on[0][before], builder.on[0][after]
+            for tail, head in (ends, ends[::-1]):
+                builder.charge(tail, head, [(column, rate * least / problem.slots)])
 
 
 def _residents(builder: _Builder) -> None:
@@ -367,9 +362,15 @@ def _finished(builder: _Builder) -> CutModel:
         tied_tails=tied[:, 0],
         tied_heads=tied[:, 1],
         any_nodes=(_nodes(sets[0]), _nodes(sets[1])),
-        members=(_incidence(sets[0], builder.nodes), _incidence(sets[1], builder.nodes)),
+        members=(
+            _members(sets[0], builder.nodes),
+            _members(sets[1], builder.nodes),
+        ),
         life_nodes=(_nodes(lives[0]), _nodes(lives[1])),
-        life_members=(_incidence(lives[0], builder.nodes), _incidence(lives[1], builder.nodes)),
+        life_members=(
+            _members(lives[0], builder.nodes),
+            _members(lives[1], builder.nodes),
+        ),
         life_leaders=np.array([builder.leaders[node] for node, _ in lives[0]], dtype=np.int64),
     )
 
@@ -378,11 +379,5 @@ def _nodes(sets: Sequence[tuple[int, tuple[int, ...]]]) -> Integers:
     return np.array([node for node, _ in sets], dtype=np.int64)
 
 
-def _incidence(sets: Sequence[tuple[int, tuple[int, ...]]], nodes: int) -> Any:
-    from scipy.sparse import csr_array
-
-    rows = [row for row, (_, who) in enumerate(sets) for _ in who]
-    columns = [node for _, who in sets for node in who]
-    return csr_array(
-        (np.ones(len(rows), dtype=np.int32), (rows, columns)), shape=(len(sets), nodes), dtype=np.int32
-    )
+def _members(sets: Sequence[tuple[int, tuple[int, ...]]], nodes: int) -> Any:
+    return incidence([who for _, who in sets], nodes)

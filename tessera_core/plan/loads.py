@@ -6,8 +6,8 @@ A placement is here one device per unit; state writers run wherever their state 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -154,9 +154,6 @@ def load_model(problem: Problem) -> LoadModel:
             users.setdefault(writer, set()).update(readers)
             leaders.setdefault(writer, family.writers[0])
     writers = sorted(users)
-    residents = [(r.size, r.users) for r in problem.weights]
-    residents += [(r.size * problem.slots, r.users) for r in problem.activations]
-    residents += [(f.size * problem.slots, f.units) for f in problem.families]
     domain_of = np.zeros((len(problem.domains), count))
     for index, (_, members) in enumerate(problem.domains):
         domain_of[index, list(members)] = 1.0
@@ -165,15 +162,15 @@ def load_model(problem: Problem) -> LoadModel:
         times=np.array(problem.cycle_times),
         writers=np.array(writers, dtype=np.int64),
         writer_leader=np.array([leaders[writer] for writer in writers], dtype=np.int64),
-        writer_users=_incidence([users[writer] for writer in writers], units),
+        writer_users=incidence([users[writer] for writer in writers], units),
         flow_often=np.array([problem.shipped(f) for f in problem.flows], dtype=float),
         flow_producer=np.array([f.producer for f in problem.flows], dtype=np.int64),
         flow_size=np.array([f.size for f in problem.flows], dtype=float),
         flow_feeds=np.array([f.feeds for f in problem.flows], dtype=bool),
-        flow_users=_incidence([f.consumers for f in problem.flows], units),
-        resident_size=np.array([size for size, _ in residents], dtype=float),
-        resident_users=_incidence([who for _, who in residents], units),
-        program_users=_incidence([r.users for r in problem.activations], units),
+        flow_users=incidence([f.consumers for f in problem.flows], units),
+        resident_size=np.array([r.size for r in problem.residents], dtype=float),
+        resident_users=incidence([r.users for r in problem.residents], units),
+        program_users=incidence([r.users for r in problem.activations], units),
         send=send,
         receive=receive,
         copy=copy,
@@ -185,12 +182,10 @@ def load_model(problem: Problem) -> LoadModel:
 
 
 def _paths(problem: Problem) -> Paths:
-    largest: dict[tuple[int, int], int] = {}
-    for flow in problem.flows:
-        for unit in () if flow.feeds else flow.consumers:
-            largest[flow.producer, unit] = max(largest.get((flow.producer, unit), 0), flow.size)
     paths = list(zip(problem.rates, problem.paths, strict=True))
-    steps = [(rate, pair) for rate, path in paths for pair in pairwise(path) if pair in largest]
+    steps = [
+        (rate, *step) for rate, found in zip(problem.rates, problem.path_steps, strict=True) for step in found
+    ]
     times = [
         [rate * time for time in problem.units[unit].times[p]]
         for p, (rate, path) in enumerate(paths)
@@ -199,14 +194,15 @@ def _paths(problem: Problem) -> Paths:
     return Paths(
         units=np.array([unit for path in problem.paths for unit in path], dtype=np.int64),
         times=np.array(times, dtype=float).reshape(-1, len(problem.devices)),
-        before=np.array([before for _, (before, _) in steps], dtype=np.int64),
-        after=np.array([after for _, (_, after) in steps], dtype=np.int64),
-        sizes=np.array([largest[pair] for _, pair in steps], dtype=float),
-        rates=np.array([rate for rate, _ in steps], dtype=float),
+        before=np.array([before for _, before, _, _ in steps], dtype=np.int64),
+        after=np.array([after for _, _, after, _ in steps], dtype=np.int64),
+        sizes=np.array([size for *_, size in steps], dtype=float),
+        rates=np.array([rate for rate, *_ in steps], dtype=float),
     )
 
 
-def _incidence(sets: Any, columns: int) -> Any:
+def incidence(sets: Sequence[Iterable[int]], columns: int) -> Any:
+    """A sparse matrix of ones, shape (sets, columns): row i holds a one for each member of set i."""
     from scipy.sparse import csr_array
 
     listed = [sorted(who) for who in sets]

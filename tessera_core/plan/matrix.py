@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Literal
 
 from tessera_core.plan.problem import Problem, Resident
@@ -178,20 +177,13 @@ def _serial_row(
 def _path_row(model: Model, interval: int) -> None:
     """slots * T is at least the time of the fed paths, with what it costs to cross along them."""
     problem, count, scale = model.problem, len(model.problem.devices), model.scale
-    sizes: dict[tuple[int, int], int] = {}
-    for flow in problem.flows:
-        for unit in () if flow.feeds else flow.consumers:
-            pair = (flow.producer, unit)
-            sizes[pair] = max(sizes.get(pair, 0), flow.size)
     entries: list[tuple[int, float]] = [(interval, -float(problem.slots))]
-    for p, (rate, path) in enumerate(zip(problem.rates, problem.paths, strict=True)):
+    along = zip(problem.rates, problem.paths, problem.path_steps, strict=True)
+    for p, (rate, path, steps) in enumerate(along):
         entries += [
             (u * count + d, rate * problem.units[u].times[p][d] / scale) for u in path for d in range(count)
         ]
-        for before, after in pairwise(path):
-            size = sizes.get((before, after))
-            if size is None:
-                continue
+        for before, after, size in steps:
             least = min(problem.cross_us(size, s, d) for s, d in problem.links)
             crossing = model.column()
             entries.append((crossing, rate * least / scale))

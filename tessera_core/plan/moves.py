@@ -8,7 +8,6 @@ it is charged from the first of them, where the exact cost takes the nearest.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from tessera_core.plan.problem import Problem
 
@@ -44,12 +43,9 @@ class Moves:
                 self._consumed[unit].append(index)
         self._needed = [[0] * count for _ in problem.flows]
         self._runs: list[list[int]] = [[] for _ in range(units)]
-        residents = [(r.size, r.users) for r in problem.weights]
-        residents += [(r.size * problem.slots, r.users) for r in problem.activations]
-        residents += [(f.size * problem.slots, f.units) for f in problem.families]
-        self._sizes = [size for size, _ in residents]
-        self._held = [[0] * count for _ in residents]
-        self._residents = _by_unit(units, [users for _, users in residents])
+        self._sizes = [resident.size for resident in problem.residents]
+        self._held = [[0] * count for _ in problem.residents]
+        self._residents = _by_unit(units, [resident.users for resident in problem.residents])
         self._programs = _by_unit(units, [r.users for r in problem.activations])
         self._used = [[0] * count for _ in range(programs)]
         self._into, self._out, self._on_path = _paths(problem)
@@ -221,15 +217,10 @@ Steps = list[list[tuple[int, int, int]]]
 
 def _paths(problem: Problem) -> tuple[Steps, Steps, list[list[int]]]:
     """For each unit: steps of fed paths that end and begin there, as (rate, other unit, bytes), and its paths."""
-    largest: dict[tuple[int, int], int] = {}
-    for flow in problem.flows:
-        for unit in () if flow.feeds else flow.consumers:
-            largest[flow.producer, unit] = max(largest.get((flow.producer, unit), 0), flow.size)
     into: Steps = [[] for _ in problem.units]
     out: Steps = [[] for _ in problem.units]
-    for rate, path in zip(problem.rates, problem.paths, strict=True):
-        for before, after in pairwise(path):
-            if (before, after) in largest:
-                into[after].append((rate, before, largest[before, after]))
-                out[before].append((rate, after, largest[before, after]))
+    for rate, steps in zip(problem.rates, problem.path_steps, strict=True):
+        for before, after, size in steps:
+            into[after].append((rate, before, size))
+            out[before].append((rate, after, size))
     return into, out, _by_unit(len(problem.units), problem.paths)

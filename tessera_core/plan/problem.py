@@ -32,8 +32,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from tessera_core.plan.cluster import Cluster, Device, Link
+from tessera_core.plan.fed_path import fed_path
 from tessera_core.plan.needs import ProgramNeeds, feeding
 from tessera_core.profile.times import Condition, Times
 from tessera_core.program.boxes import Box, union_bytes
@@ -122,6 +124,26 @@ class Problem:
                 for d in range(len(self.devices))
             )
             for unit in self.units
+        )
+
+    @cached_property
+    def path_steps(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+        """Per program the steps of its fed path that hand something on: both units, and the largest size."""
+        largest: dict[tuple[int, int], int] = {}
+        for flow in self.flows:
+            for unit in () if flow.feeds else flow.consumers:
+                largest[flow.producer, unit] = max(largest.get((flow.producer, unit), 0), flow.size)
+        return tuple(
+            tuple((*pair, largest[pair]) for pair in pairwise(path) if pair in largest) for path in self.paths
+        )
+
+    @cached_property
+    def residents(self) -> tuple[Resident, ...]:
+        """All that lies on a device because of who runs there, with every slot's bytes: weights, activations, state."""
+        return (
+            *self.weights,
+            *(Resident(size=r.size * self.slots, users=r.users) for r in self.activations),
+            *(Resident(size=f.size * self.slots, users=f.units) for f in self.families),
         )
 
     def shipped(self, flow: Flow) -> int:
@@ -215,7 +237,7 @@ def build_problem(
             )
             for p, need in enumerate(needs)
         ),
-        paths=tuple(_fed_path(trace, needs, p, unit_of, units) for p in range(len(needs))),
+        paths=tuple(fed_path(trace, needs, p, unit_of, units) for p in range(len(needs))),
     )
 
 
@@ -353,47 +375,3 @@ def _weights(
     for buffer, who in users.items():
         sizes[tuple(sorted(who))] += trace.buffers[buffer].bytes
     return tuple(Resident(size=sizes[who], users=who) for who in sorted(sizes))
-
-
-def _fed_path(
-    trace: Trace,
-    needs: Sequence[ProgramNeeds],
-    position: int,
-    unit_of: dict[KernelKey, int],
-    units: Sequence[Unit],
-) -> tuple[int, ...]:
-    """Units along the longest path, by mean time, from what an iteration's input feeds to what feeds its successor;
-    no unit twice, no replicable one. Empty where iterations don't wait for each other.
-
-    Whatever the placement, a batch's iterations follow each other no faster than this path takes.
-    """
-    need = needs[position]
-    first: set[int] = set()
-    last: set[int] = set()
-    for p, output, q, target in feeding(trace, needs):
-        if p == q == position:
-            first |= set(need.readers.get(target, ()))
-            last |= set(need.writers.get(output, ())[-1:])
-    best: dict[int, float] = {}
-    before: dict[int, int] = {}
-    sources: dict[int, list[int]] = defaultdict(list)
-    for source, destination in need.edges:
-        sources[destination].append(source)
-    for kernel in need.program.kernels:
-        reached = [k for k in sources[kernel.id] if k in best]
-        if not reached and kernel.id not in first:
-            continue
-        unit = units[unit_of[position, kernel.id]]
-        counted = len(unit.kernels) == 1 and not unit.replicable
-        best[kernel.id] = sum(unit.times[position]) / len(unit.times[position]) if counted else 0.0
-        if reached:
-            before[kernel.id] = max(reached, key=lambda k: (best[k], -k))
-            best[kernel.id] += best[before[kernel.id]]
-    path: list[int] = []
-    at = max(last & set(best), key=lambda k: (best[k], -k), default=None)
-    while at is not None:
-        unit = units[unit_of[position, at]]
-        if len(unit.kernels) == 1 and not unit.replicable:
-            path.append(unit_of[position, at])
-        at = before.get(at)
-    return tuple(reversed(path))
