@@ -116,22 +116,24 @@ def _totals(kernels: Sequence[Kernel], own: Mapping[str, TimeRow]) -> tuple[floa
     )
 
 
+LINK_FIGURES = ("latency_us", "gbit_per_s", "send_us", "receive_us", "residual_share")
+"""Columns of :func:`link_figures`."""
+
+
+def link_figures(link: LinkRow) -> tuple[float, ...]:
+    """What a link costs, as tables show it."""
+    return (
+        round(link.latency_us, 2),
+        round(link.gbit_per_s, 2),
+        round(link.send_us, 2),
+        round(link.receive_us, 2),
+        round(link.residual, 3),
+    )
+
+
 def _link_table(links: Sequence[LinkRow]) -> FactTable:
     return FactTable(
         "links",
-        ("source", "destination", "transport", "latency_us", "gbit_per_s", "send_us", "receive_us",
-         "residual_share"),
-        tuple(
-            (
-                link.source,
-                link.destination,
-                link.transport,
-                round(link.latency_us, 2),
-                round(link.gbit_per_s, 2),
-                round(link.send_us, 2),
-                round(link.receive_us, 2),
-                round(link.residual, 3),
-            )
-            for link in links
-        ),
-    )  # fmt: skip
+        ("source", "destination", "transport", *LINK_FIGURES),
+        tuple((link.source, link.destination, link.transport, *link_figures(link)) for link in links),
+    )

@@ -16,6 +16,7 @@ from typing import Any
 from tessera_core.devices.cpu import CpuDevice, processor_name, usable_cpus
 from tessera_core.devices.here import FoundGpu, Unit, available_memory_bytes, found_gpus, has_nvidia_driver
 from tessera_core.profile.catalogue import Catalogue, catalogue
+from tessera_core.profile.facts import LINK_FIGURES, link_figures
 from tessera_core.profile.probe_links import Way, ways_between
 from tessera_core.profile.times import LinkRow
 from tessera_core.report.facts import Facts, FactTable
@@ -202,29 +203,8 @@ def _facts(
     )
     links = FactTable(
         "links",
-        (
-            "link",
-            "transport",
-            "stated",
-            "latency_us",
-            "gbit_per_s",
-            "send_us",
-            "receive_us",
-            "residual_share",
-        ),
-        tuple(
-            (
-                way.what,
-                row.transport,
-                way.stated,
-                round(row.latency_us, 2),
-                round(row.gbit_per_s, 2),
-                round(row.send_us, 2),
-                round(row.receive_us, 2),
-                round(row.residual, 3),
-            )
-            for way, row in measured
-        ),
+        ("link", "transport", "stated", *LINK_FIGURES),
+        tuple((way.what, row.transport, way.stated, *link_figures(row)) for way, row in measured),
     )
     left_out = FactTable("left out", ("what",), tuple((note,) for note in notes))
     tables = (devices, *((links,) if measured else ()), *((left_out,) if notes else ()))
